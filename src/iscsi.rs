@@ -21,6 +21,7 @@ mod wire;
 
 use std::fmt;
 
+pub(crate) use crate::kernel::iscsi_netlink::holder_of_port;
 pub use chap::{Algorithm, Algorithms, Credentials, CredentialsFile, CredentialsSource, Secret};
 pub use discovery::{
     Discovered, DiscoveredTarget, DiscoveryOptions, SkippedRecord, TargetPortal, discover,

@@ -13,6 +13,7 @@ pub mod file_system;
 pub(crate) mod generic_nodes;
 pub(crate) mod genl;
 pub(crate) mod iscsi_netlink;
+mod locks;
 pub(crate) mod loops;
 pub mod machine;
 mod mount_sources;

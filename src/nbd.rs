@@ -56,6 +56,8 @@ mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "nbd/tls_missing.rs"]
 mod tls;
+mod tls_info;
+mod unread;
 mod violation;
 mod wait;
 
@@ -81,4 +83,5 @@ pub use message::{Attribute, ClientFlags, DeviceStatus, MalformedMessage, Messag
 pub use refusal::Refusal;
 pub(crate) use served::{Slots, page_size};
 pub(crate) use tls::ciphers_of_kernel;
+pub use tls_info::{ServerCertificate, TlsCipher, TlsInfo, TlsVersion};
 pub(crate) use wait::{wait_until_closed, wait_until_free};

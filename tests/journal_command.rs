@@ -154,3 +154,54 @@ fn heal_and_resize_know_a_volume_by_its_name() {
         assert!(said.contains("scsi:4294967295"), "{command}: {said}");
     }
 }
+
+#[test]
+fn a_target_that_the_journal_has_is_detached_by_it_and_a_second_detach_answers_as_the_first() {
+    const SOURCE: &str = "scsi:4294967295:0:0:1";
+    let place = Place::new();
+    let output = place.lunbd(&["detach", SOURCE]);
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("is volume pvc-1 of the journal"), "{said}");
+    let shown = place.json(&["journal", "show"]);
+    assert_eq!(shown["records"], json!([]));
+    let at = &shown["detached"][0]["detached"]["at"];
+    assert!(at.is_string(), "{shown}");
+    let by_volume = ["detach", "--volume", "pvc-1"];
+    for again in [&["detach", SOURCE][..], &by_volume] {
+        let again = place.json(again);
+        assert_eq!(again["changed"], false);
+        assert_eq!(again["volume"], "pvc-1");
+        assert_eq!(&again["detached_at"], at);
+    }
+    // What the first one has proven is told again.
+    let path = place.file("pvc-1.json");
+    let record = Record::parse(&fs::read(&path).unwrap()).unwrap();
+    let mut record = serde_json::to_value(&record).unwrap();
+    for safe in [false, true] {
+        record["detached"]["safe_to_unmap"] = json!(safe);
+        let record: Record = serde_json::from_value(record.clone()).unwrap();
+        fs::write(&path, record.to_bytes().unwrap()).unwrap();
+        assert_eq!(place.json(&by_volume)["safe_to_unmap"], safe);
+    }
+    let words = String::from_utf8(place.lunbd(&by_volume).stdout).unwrap();
+    assert!(words.contains("was detached already, at "), "{words}");
+    assert!(words.contains("safe      to unmap: yes"), "{words}");
+    place.json(&["journal", "forget", "pvc-1"]);
+    assert_eq!(place.error(&by_volume), (Some(3), json!("not_found")));
+}
+
+#[test]
+fn a_target_of_a_journal_that_another_process_has_is_left_to_that_process() {
+    let place = Place::new();
+    let lock = fs::File::open(place.file("journal.lock")).unwrap();
+    lock.lock().unwrap();
+    let output = place.lunbd(&["detach", "scsi:4294967295:0:0:1"]);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("is volume pvc-1"), "{said}");
+    assert_eq!(
+        place.json(&["journal", "show"])["records"][0]["volume"],
+        "pvc-1"
+    );
+}

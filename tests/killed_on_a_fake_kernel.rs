@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fake_kernel::{Address, FakeKernel, Kernel, Unit, access};
+use lunbd::engine::journal::Record;
 use lunbd::engine::{Action, Condition, DetachVolume, Recovered};
 use lunbd::error::Stage;
 use lunbd::id::VolumeId;
@@ -73,6 +74,12 @@ fn does_what_its_environment_asks_for() {
                 .resize_volume(&journal, &volume(), None, soon())
                 .unwrap(),
         ),
+        "attach nothing" => {
+            let absent: Source = "scsi:0:0:0:9".parse().unwrap();
+            let request = AttachRequest::new(absent);
+            let absent = engine.attach_volume(&journal, &volume(), &request, soon());
+            assert_eq!(absent.unwrap_err().kind(), ErrorKind::NotFound);
+        }
         "detach" => {
             let how = DetachVolume::default();
             engine
@@ -234,7 +241,7 @@ impl Rig {
         };
         let root = self.fake.root();
         let mut left = names(&self.journal());
-        left.retain(|name| name != "journal.lock");
+        left.retain(|name| name != "journal.lock" && !self.is_detached(name));
         for folder in ["run/lunbd", "run/udev/data", "dev/disk/by-id"] {
             left.extend(names(&root.join(folder)));
         }
@@ -248,6 +255,13 @@ impl Rig {
                 _ => {}
             }
         }
+    }
+
+    /// Whether a file of the journal says that its volume was detached.
+    fn is_detached(&self, name: &str) -> bool {
+        let read = fs::read(self.journal().join(name));
+        let record = read.ok().and_then(|bytes| Record::parse(&bytes).ok());
+        record.is_some_and(|record| record.detached.is_some())
     }
 
     fn grow(&self) -> u64 {
@@ -376,7 +390,11 @@ fn a_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     println!("{steps} steps, passed by: {:?}", rig.passed_by);
     assert!(rig.passed_by.len() * 5 <= steps, "{:?}", rig.passed_by);
     let elsewhere = [
-        // The tests below cover planted files and a flush that fails.
+        // The tests below cover planted files, a flush that fails and an attach that finds
+        // nothing.
+        "journal.to-remove",
+        "journal.removed",
+        "journal.forgotten",
         "journal.to-drop-unfinished",
         "journal.unfinished-dropped",
         "journal.to-set-aside",
@@ -396,6 +414,25 @@ fn a_volume_is_whole_or_gone_after_a_kill_at_every_step() {
     );
     missed.retain(|point| !elsewhere.contains(point));
     assert!(missed.is_empty(), "no kill at {missed:?}");
+}
+
+#[test]
+fn an_attach_that_finds_nothing_leaves_no_record_wherever_it_is_killed() {
+    let mut rig = Rig::new();
+    let steps = rig.run("attach nothing", None).steps;
+    rig.require_gone("at no step");
+    for step in &steps {
+        let _not_there = fs::remove_dir_all(rig.journal());
+        let ended = rig.run("attach nothing", Some(step));
+        assert!(ended.killed, "{step}");
+        let recovered = rig.recover(step);
+        if let Some(recovered) = recovered {
+            assert_eq!(outcome(&recovered), (Condition::Gone, "undone"), "{step}");
+        }
+        rig.require_gone(step);
+    }
+    let removal = ["journal.to-remove", "journal.removed", "journal.forgotten"];
+    assert_eq!(missed(&rig.killed, &removal), [] as [&str; 0]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Dials a server, and checks the socket that is handed over.
-#![allow(clippy::unwrap_used, reason = "a test panics to fail")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics to fail")]
 
 mod nbd_server;
 
@@ -104,4 +104,64 @@ fn after_the_deadline_no_server_is_asked() {
     let error = nbd::dial(&uri, Deadline::after(Duration::ZERO)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Dial));
+}
+
+/// The list of one export, and this answer to `OPT_INFO`; the client takes leave.
+fn listing(name: &str, answer: Vec<u8>) -> Vec<Step> {
+    let list = [
+        reply(OPT_LIST, REP_SERVER, &listed(name, "")),
+        reply(OPT_LIST, REP_ACK, b""),
+    ];
+    vec![
+        Step::Send(greeting()),
+        Step::Expect(client_flags(3)),
+        Step::ExpectOption(OPT_LIST),
+        Step::Send(list.concat()),
+        Step::ExpectOption(OPT_INFO),
+        Step::Send(answer),
+        Step::ExpectOption(OPT_ABORT),
+    ]
+}
+
+#[test]
+fn an_export_whose_size_a_server_says_to_a_client_that_opens_it_is_opened_to_discover_it() {
+    let no_size = described(OPT_INFO, 0, FLAGS);
+    let no_info = reply(OPT_INFO, ERR_UNSUP, b"");
+    for answer in [no_size, no_info] {
+        let opened = with(until_go(), [Step::Send(go(GIB, FLAGS)), Step::ExpectClose]);
+        let server = Server::tcp_sessions(vec![listing("a", answer), opened]);
+        let found = nbd::discover(server.uri("").server(), soon()).unwrap();
+        let [found] = found.as_slice() else {
+            panic!("{found:?}");
+        };
+        assert!(found.error.is_none(), "{found:?}");
+        let export = found.export.as_ref().unwrap();
+        assert_eq!((&*export.name, export.size), ("a", GIB));
+        server.finish();
+    }
+}
+
+#[test]
+fn an_export_that_a_server_refuses_to_describe_or_to_open_has_its_reason() {
+    let refused = reply(OPT_INFO, ERR_POLICY, b"not you");
+    let server = Server::tcp(listing("a", refused));
+    let found = nbd::discover(server.uri("").server(), soon()).unwrap();
+    let error = found[0].error.as_ref().unwrap();
+    assert_eq!(error.kind(), ErrorKind::NotPermitted, "{error}");
+    server.finish();
+
+    let not_opened = [
+        Step::Send(reply(OPT_GO, ERR_UNKNOWN, b"gone")),
+        Step::ExpectOption(OPT_ABORT),
+    ];
+    let sessions = vec![
+        listing("a", described(OPT_INFO, 0, FLAGS)),
+        with(until_go(), not_opened),
+    ];
+    let server = Server::tcp_sessions(sessions);
+    let found = nbd::discover(server.uri("").server(), soon()).unwrap();
+    assert!(found[0].export.is_none());
+    let error = found[0].error.as_ref().unwrap();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    server.finish();
 }

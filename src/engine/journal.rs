@@ -11,7 +11,7 @@
 //! with a record of a later version is not opened: nothing of it would be known. One
 //! process has a journal at a time.
 //!
-//! A volume's record goes when its detach is proven, or when an attach that
+//! A volume's record says so when its detach is proven, and goes when an attach that
 //! never came to its end has left nothing. It does **not** go because the device
 //! is gone: a session that is down takes its devices away and brings them again.
 
@@ -44,7 +44,7 @@ pub use failing::Failing;
 pub use format::Problem;
 pub use format::{Fault, FaultKind};
 pub(super) use guard::VolumeGuard;
-pub use record::{Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
+pub use record::{Detached, Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
 pub use view::JournalView;
 
 /// A journal that this process holds, until it is dropped.
@@ -74,6 +74,8 @@ struct Shared {
 #[derive(Debug)]
 struct Table {
     records: BTreeMap<VolumeId, Record>,
+    /// Those of volumes whose detach is proven.
+    detached: BTreeMap<VolumeId, Record>,
     in_flight: BTreeMap<VolumeId, InFlight>,
 }
 
@@ -131,6 +133,7 @@ impl Engine {
         )?;
         let table = Table {
             records: found.records,
+            detached: found.detached,
             in_flight: BTreeMap::new(),
         };
         let shared = Shared {
@@ -182,10 +185,27 @@ impl Journal {
         &self.problems
     }
 
-    /// All records, by volume.
+    /// All records, by volume, without those of volumes that were
+    /// [detached](Self::detached).
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.shared.table().records.values().cloned().collect()
+    }
+
+    /// The records of volumes whose detach is proven, by volume. By these a repeated
+    /// [`detach_volume`](Engine::detach_volume) answers as the first one did. Each stays until
+    /// its volume is attached again or [forgotten](Self::forget); of more than 1,024 the
+    /// oldest go. They claim nothing: another volume may have their device.
+    #[must_use]
+    pub fn detached(&self) -> Vec<Record> {
+        self.shared.table().detached.values().cloned().collect()
+    }
+
+    /// What the detach of a volume has proven, where it is among the
+    /// [detached](Self::detached).
+    #[must_use]
+    pub fn detached_as(&self, volume: &VolumeId) -> Option<Detached> {
+        self.shared.table().detached.get(volume)?.detached.clone()
     }
 
     /// Answers, for as long as this journal is held, where the secrets are that the

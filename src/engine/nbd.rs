@@ -3,5 +3,6 @@
 pub(super) mod heal;
 pub(super) mod outcome;
 pub(super) mod reads;
+pub(super) mod receivers;
 pub(super) mod reconnect;
 mod same_volume;

@@ -1,6 +1,7 @@
 //! What this machine lacks, and how to mend it.
 
 mod container;
+mod iscsi_port;
 
 use std::path::Path;
 use std::time::Duration;
@@ -87,7 +88,7 @@ impl Engine {
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type Look = fn(&Engine, Deadline) -> Result<Check>;
-        let looks: [(&'static str, Look); 15] = [
+        let looks: [(&'static str, Look); 16] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
@@ -99,6 +100,7 @@ impl Engine {
             ("scsi", Self::check_scsi),
             ("multipath", Self::check_multipath),
             ("iscsi", Self::check_iscsi),
+            ("iscsi port", Self::check_iscsi_port),
             ("initiator name", |_, _| Ok(Self::check_initiator_name())),
             ("nbd", Self::check_nbd),
             ("nbd tls", |_, deadline| Ok(check_nbd_tls(deadline))),

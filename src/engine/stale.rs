@@ -8,13 +8,15 @@
 
 mod evidence;
 mod outcome;
+#[cfg(feature = "journal")]
+mod owner;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::Engine;
 #[cfg(feature = "journal")]
-use super::journal::{Journal, JournalView};
+use super::journal::Journal;
 use super::telemetry::{self, Call};
 use super::timing::{Phase, StageObserver, StageTimer};
 use crate::deadline::Deadline;
@@ -152,7 +154,7 @@ impl Engine {
     /// [`ReapOutcome::Skipped`].
     pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<ReapReport> {
         telemetry::measured(Call::Reap, || {
-            self.reap_all(request, &|_, _| None, deadline)
+            self.reap_all(request, &|_, _| Ok(None), deadline)
         })
     }
 
@@ -171,25 +173,28 @@ impl Engine {
         request: &ReapRequest,
         deadline: Deadline,
     ) -> Result<ReapReport> {
-        let owner = |identity: &Identity, hctl| journal.owner_of(identity, hctl);
+        let owner = |identity: &Identity, hctl| Ok(journal.owner_of(identity, hctl));
         telemetry::measured(Call::Reap, || self.reap_all(request, &owner, deadline))
     }
 
-    /// What [`reap_beside`](Self::reap_beside) would do, for who does not hold the
-    /// journal: a dry run, whatever `request` says.
+    /// The same beside journals that other processes may hold, or nobody: those in
+    /// `directories`, which are read again when a device is about to go, with its locks
+    /// held. An attach holds these locks, and has written down its volume before.
     ///
     /// # Errors
-    /// As [`reap`](Self::reap).
+    /// As [`reap`](Self::reap), and where a journal cannot be read, or has a file that may
+    /// be the record of a volume and cannot be read as one: nothing is reaped then.
     #[cfg(feature = "journal")]
-    pub fn reapable_beside(
+    pub fn reap_beside_those_in(
         &self,
-        journal: &JournalView,
+        directories: &[PathBuf],
         request: &ReapRequest,
         deadline: Deadline,
     ) -> Result<ReapReport> {
-        let request = request.clone().dry_run();
-        let owner = |identity: &Identity, hctl| journal.owner_of(identity, hctl);
-        telemetry::measured(Call::Reap, || self.reap_all(&request, &owner, deadline))
+        self.require_all_read(directories, deadline)?;
+        let owner =
+            |identity: &Identity, hctl| self.owner_in(directories, identity, hctl, deadline);
+        telemetry::measured(Call::Reap, || self.reap_all(request, &owner, deadline))
     }
 
     #[tracing::instrument(name = "reap", skip_all, fields(dry_run = request.dry_run))]
@@ -278,11 +283,17 @@ impl Engine {
     ) -> StaleLun {
         let hctl = device.hctl();
         tracing::info!(%hctl, was = %proof.was, evidence = %proof.evidence, "a phantom");
-        let volume = owner(&proof.was, hctl);
-        let outcome = match &volume {
-            Some(volume) => outcome::left_to(volume),
-            None if dry_run => self.foresee(&proof.disk, deadline),
-            None => self.remove_stale_lun(device, &proof, owner, timer, deadline),
+        let (volume, outcome) = match owner(&proof.was, hctl) {
+            Err(error) => (None, ReapOutcome::Skipped(error)),
+            Ok(Some(volume)) => {
+                let left = outcome::left_to(&volume);
+                (Some(volume), left)
+            }
+            Ok(None) if dry_run => (None, self.foresee(&proof.disk, deadline)),
+            Ok(None) => (
+                None,
+                self.remove_stale_lun(device, &proof, owner, timer, deadline),
+            ),
         };
         telemetry::stale_lun(proof.evidence.as_str(), outcome.as_str());
         StaleLun {

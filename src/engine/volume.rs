@@ -6,6 +6,8 @@ mod address_scan;
 #[cfg(feature = "journal")]
 mod content;
 #[cfg(feature = "journal")]
+mod of_target;
+#[cfg(feature = "journal")]
 pub(super) mod recover;
 
 #[cfg(test)]
@@ -16,7 +18,9 @@ use std::sync::Arc;
 use super::attach::UnitClaim;
 use super::detach::receipt::DetachFailure;
 use super::detach::{DetachRequest, DetachTarget, Detachment, Place};
-use super::journal::{Intent, Journal, Operation, Outcome, Record, VolumeGuard, VolumeSpec};
+use super::journal::{
+    Detached, Intent, Journal, Operation, Outcome, Record, VolumeGuard, VolumeSpec,
+};
 use super::resize::{ResizeRequest, Resized};
 use super::timing::StageObserver;
 use super::usage::Extent;
@@ -33,6 +37,7 @@ use address_scan::AddressScan;
 #[derive(Debug, Clone, Default)]
 pub struct DetachVolume {
     pub(super) abandon: bool,
+    keep_sessions: bool,
     observer: Option<StageObserver>,
 }
 
@@ -41,6 +46,13 @@ impl DetachVolume {
     #[must_use]
     pub fn abandon_unwritten(mut self) -> Self {
         self.abandon = true;
+        self
+    }
+
+    /// As [`DetachRequest::keep_sessions`].
+    #[must_use]
+    pub fn keep_sessions(mut self) -> Self {
+        self.keep_sessions = true;
         self
     }
 
@@ -55,6 +67,9 @@ impl DetachVolume {
         let mut request = DetachRequest::new(target);
         if self.abandon {
             request = request.abandon_unwritten();
+        }
+        if self.keep_sessions {
+            request = request.keep_sessions();
         }
         match &self.observer {
             Some(observer) => request.observe(observer.clone()),
@@ -111,6 +126,7 @@ impl Engine {
             intent: Some(Intent::now(Operation::Attach)),
             outcome: before.as_ref().and_then(|before| before.outcome.clone()),
             boot: None,
+            detached: None,
         };
         self.attach_guarded(&guard, before, intent, request, deadline)
     }
@@ -145,7 +161,7 @@ impl Engine {
                 }
                 let record = Record {
                     intent: None,
-                    outcome: Some(Outcome::of(&attachment)),
+                    outcome: Some(Outcome::after(&attachment, read_last)),
                     ..intent
                 };
                 guard
@@ -181,7 +197,7 @@ impl Engine {
         let taken_back = match before {
             Some(before) => guard.write(before, deadline),
             None => match self.address_scan(intent) {
-                Ok(now) if now.is_part_of(there) && !may_come => guard.remove(deadline),
+                Ok(now) if now.is_part_of(there) && !may_come => guard.undo(deadline),
                 Ok(_) => Ok(()),
                 Err(error) => Err(error),
             },
@@ -194,7 +210,9 @@ impl Engine {
 
     /// As [`detach`](Self::detach), for a volume of the journal. Its devices are
     /// found by the names that were read back, wherever they are now; its record
-    /// goes when nothing of it is left. Where no attach came to its end, its sources
+    /// says so when nothing of it is left, and a repeated detach answers by it: with
+    /// `changed: false`, and what the first one has proven, unless something stands by then
+    /// where the volume was. Where no attach came to its end, its sources
     /// are detached as well, and the answer is for all of them, when the kernel has
     /// ended what scans were begun there, be it for a process that was killed; another
     /// volume's device that is there, or another unit than was expected, is left
@@ -207,9 +225,9 @@ impl Engine {
     /// or a [`recover`](Self::recover) finishes it.
     ///
     /// # Errors
-    /// `NotFound` where the journal has no such volume, and so also where its
-    /// detach was proven before; at stage `journal` `Io` (the disk is full) and
-    /// `TimedOut`. Else those of [`detach`](Self::detach).
+    /// `NotFound` where the journal has no such volume, and has forgotten its detach; at
+    /// stage `journal` `Io` (the disk is full) and `TimedOut`. Else those of
+    /// [`detach`](Self::detach).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn detach_volume(
         &self,
@@ -219,7 +237,10 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
         let guard = journal.guard(volume, None, deadline)?;
-        let record = guard.record().ok_or_else(|| unknown(volume))?;
+        let Some(record) = guard.record() else {
+            let before = guard.detached().ok_or_else(|| unknown(volume))?;
+            return Ok(self.detached_before(before)?);
+        };
         let is_detach = |intent: &Intent| matches!(intent.operation, Operation::Detach { .. });
         if !how.abandon && record.intent.as_ref().is_some_and(is_detach) {
             self.wait_for_probe_of(&record, deadline)?;
@@ -265,8 +286,10 @@ impl Engine {
         };
         guard.begin(intent, deadline)?;
         let failure = match self.detach_all(guard, &record, how, deadline) {
-            Ok(detachment) => {
-                return match guard.remove(deadline.for_rollback()) {
+            Ok(mut detachment) => {
+                detachment.volume = Some(record.volume.clone());
+                let detached = Detached::of(&detachment);
+                return match guard.finish(record, detached, deadline.for_rollback()) {
                     Ok(()) => Ok(detachment),
                     Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
                 };
@@ -293,7 +316,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
         let mut done = self.detach_devices(guard, record, how, deadline)?;
-        if let Some(log_in) = &record.spec.log_in {
+        if let Some(log_in) = record.spec.log_in.as_ref().filter(|_| !how.keep_sessions) {
             let sources = &record.spec.sources;
             match self.end_sessions_of(sources, &log_in.initiator, deadline) {
                 Ok(ended) => done.logged_out.extend(ended),

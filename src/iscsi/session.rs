@@ -5,8 +5,9 @@
 //! that fails leaves nothing behind. Such a session needs no process: the kernel
 //! answers the target's pings and carries the I/O when its maker is gone.
 //!
-//! It is known by what the kernel keeps with it: its `creator` is -1, so that an
-//! iscsid that starts leaves it alone, and its interface is called `lunbd`. By
+//! It is known by what the kernel keeps with it: its `creator` is no process: -1, so that an
+//! iscsid that starts leaves it alone, or another negative number where some process had that
+//! port. Its interface is called `lunbd`. By
 //! both [`IscsiSession::is_ours`] says that it was made here; by its names and
 //! its portal it is found again.
 

@@ -46,8 +46,8 @@ pub(crate) fn read_exports(
         let number = if path.starts_with(&roots.dev) {
             devices.number_at(&path)
         } else {
-            let patience = file_server_looks::lookup_deadline(deadline);
-            file_server_looks::lookup(name, patience, move || devices.number_at(&path))
+            let lookup_deadline = file_server_looks::lookup_deadline(deadline);
+            file_server_looks::lookup(name, lookup_deadline, move || devices.number_at(&path))
         };
         match number {
             Ok(number) => number.map_or(Device::NotHere, Device::Is),

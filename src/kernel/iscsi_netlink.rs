@@ -8,23 +8,25 @@
 //! them for ever, under that mutex (`iscsi_if_get_stats`).
 
 mod listener;
+mod maker;
+mod socket;
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use lunbd_sys::iscsi::{self, Answer, Request};
 pub(crate) use lunbd_sys::iscsi::{HostParam, Param, Stop};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
+use netlink_sys::Socket;
 use nix::errno::Errno;
 
-use super::{Roots, netlink_port, sysfs};
+use self::socket::{failed, open_as};
+use super::{Roots, sysfs};
 use crate::crash::point;
-use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{HostNo, SessionId};
 pub(crate) use listener::{Listener, Notification};
+pub(crate) use maker::{CreateLock, NoMaker, holder_of_port};
 
 /// The only connection of a session of ours.
 const CID: u32 = 0;
@@ -39,48 +41,6 @@ pub(crate) struct Control {
     socket: Socket,
     /// The driver: an address in the kernel, so it is as the kernel is.
     transport: u64,
-}
-
-/// The right to make sessions, which one socket of the whole machine has at a time:
-/// it has the port number -1, and a session's `creator` is that of the socket which
-/// asked for it (`iscsi_if_create_session`). Kept from before a session is made until
-/// it is started, so that who has it knows that of those which were never started
-/// nobody is at work on any. The kernel takes it back when the process dies.
-#[derive(Debug)]
-pub(crate) struct CreateLock(Socket);
-
-impl CreateLock {
-    /// Waits for it. **Blocks**, for as long as another has it and no longer.
-    ///
-    /// # Errors
-    /// `InUse` where another had it all the time, until `deadline`, naming the process:
-    /// the kernel gives the port to any user.
-    pub(crate) fn wait(roots: &Roots, deadline: Deadline) -> Result<Self> {
-        /// As a signed number: -1.
-        const NOBODY: u32 = u32::MAX;
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(10));
-        loop {
-            match open_as(NOBODY) {
-                Err(error) if is(&error, Errno::EADDRINUSE) && !deadline.has_passed() => {
-                    deadline.pause(pauses.pause());
-                }
-                Err(error) if is(&error, Errno::EADDRINUSE) => {
-                    let holder = netlink_port::holder(roots, NETLINK_ISCSI, NOBODY);
-                    let holder = holder.unwrap_or_else(|| {
-                        "each process before this one to \
-                                                           finish"
-                            .to_owned()
-                    });
-                    let seen = format!(
-                        "{holder} holds the netlink port that the creation of a session needs: \
-                         end that process unless it is lunbd"
-                    );
-                    return Err(error.with_kind(ErrorKind::InUse).with_last_seen(seen));
-                }
-                opened => return opened.map(Self),
-            }
-        }
-    }
 }
 
 impl Control {
@@ -104,8 +64,8 @@ impl Control {
     /// `ISCSI_UEVENT_CREATE_SESSION`: a session with no connection, and its SCSI
     /// host. `cmd_sn` must be the number that its login had, or its commands hang.
     ///
-    /// Its `creator` is -1, so that an iscsid that starts leaves it alone: that
-    /// takes up all others. `cmds_max` must be a power of 2.
+    /// Its `creator` is the port of `maker`: -1 where that was free, so that an iscsid that
+    /// starts leaves it alone, which takes up all others. `cmds_max` must be a power of 2.
     pub(crate) fn create_session(
         &mut self,
         maker: &CreateLock,
@@ -119,7 +79,7 @@ impl Control {
             queue_depth,
         };
         point!(IscsiToCreateSession);
-        let answer = ask(&maker.0, self.transport, &create, "make a session")?;
+        let answer = ask(maker.socket(), self.transport, &create, "make a session")?;
         point!(IscsiSessionCreated);
         let [sid, host] = answer.result;
         Ok((SessionId(sid), HostNo(host)))
@@ -296,18 +256,6 @@ fn handle_in(roots: &Roots) -> PathBuf {
     roots.sysfs.join("class/iscsi_transport/tcp/handle")
 }
 
-/// A socket of this port number; 0 has the kernel choose.
-fn open_as(port: u32) -> Result<Socket> {
-    let open = || {
-        let mut socket = Socket::new(NETLINK_ISCSI)?;
-        socket.bind(&SocketAddr::new(port, 0))?;
-        // Of a connected socket the kernel keeps other senders away.
-        socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(socket)
-    };
-    open().map_err(|error: io::Error| failed("cannot open a socket to the kernel's iSCSI", &error))
-}
-
 fn ask(socket: &Socket, transport: u64, request: &Request<'_>, what: &str) -> Result<Answer> {
     let message = request.encode(transport);
     match socket.send(&message, 0) {
@@ -342,25 +290,6 @@ fn ask(socket: &Socket, transport: u64, request: &Request<'_>, what: &str) -> Re
 fn refused(what: &str, errno: i32) -> Error {
     let action = format!("the kernel's iSCSI does not {what}");
     Error::of_errno(&action, Errno::from_raw(errno))
-}
-
-fn failed(what: &str, error: &io::Error) -> Error {
-    match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::ECONNREFUSED) => {
-            let message = format!("{what}: it is in the initial network namespace alone");
-            Error::new(ErrorKind::NotSupported, message)
-        }
-        Some(Errno::EPROTONOSUPPORT) => {
-            let message = format!("{what}: the module iscsi_tcp is not loaded");
-            Error::new(ErrorKind::NotSupported, message)
-        }
-        Some(errno) => Error::of_errno(what, errno),
-        None => Error::new(ErrorKind::Io, format!("{what}: {error}")),
-    }
-}
-
-fn is(error: &Error, errno: Errno) -> bool {
-    error.errno() == Some(errno as i32)
 }
 
 #[cfg(test)]

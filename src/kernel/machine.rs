@@ -16,7 +16,13 @@ pub struct Capabilities(u64);
 impl Capabilities {
     /// Those of this process.
     pub fn effective(roots: &Roots) -> Result<Self> {
-        let path = roots.proc.join("self/status");
+        Self::effective_of(roots, "self")
+    }
+
+    /// Those of a process, by its number; a process in another user namespace has them over
+    /// that one.
+    pub(super) fn effective_of(roots: &Roots, process: &str) -> Result<Self> {
+        let path = roots.proc.join(process).join("status");
         let status = sysfs::read(&path)?;
         status
             .lines()

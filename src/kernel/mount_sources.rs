@@ -38,9 +38,10 @@ impl<'a> MountSourceLookup<'a> {
             return *known;
         }
         let (name, devices) = (path.display().to_string(), self.roots.devices.clone());
-        let patience = file_server_looks::lookup_deadline(self.deadline);
+        let lookup_deadline = file_server_looks::lookup_deadline(self.deadline);
         let own = path.to_owned();
-        let found = file_server_looks::lookup(name, patience, move || devices.number_at(&own));
+        let found =
+            file_server_looks::lookup(name, lookup_deadline, move || devices.number_at(&own));
         if matches!(&found, Err(error) if error.kind() == std::io::ErrorKind::TimedOut) {
             self.unknown.push(path.to_owned());
         }

@@ -5,9 +5,30 @@ use std::fs;
 
 use super::{Roots, process, sysfs};
 
-/// The process that has this port of this protocol in our network namespace, in words;
-/// `None` where nobody has it, or the kernel does not say.
-pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<String> {
+/// Who has a port.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// The process, in words.
+    pub(crate) words: String,
+    /// Whether the kernel may do what it asks for on that socket; `false` only where each
+    /// process that has the socket lacks `CAP_SYS_ADMIN` over the machine
+    /// (`netlink_capable` of `iscsi_if_recv_msg`).
+    pub(crate) may_administer: bool,
+}
+
+impl Holder {
+    /// Of a port that was taken at each try and that nobody had in between.
+    pub(crate) fn in_turn() -> Self {
+        Self {
+            words: "one process after another".to_owned(),
+            may_administer: true,
+        }
+    }
+}
+
+/// The process that has this port of this protocol in our network namespace; `None` where
+/// nobody has it, or the kernel does not say.
+pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<Holder> {
     let table = sysfs::read(&roots.proc.join("net/netlink")).ok()?;
     let inode = inode_in(&table, protocol, port)?;
     let socket = format!("socket:[{inode}]");
@@ -16,13 +37,20 @@ pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<String
         let mut descriptors = fs::read_dir(descriptors).into_iter().flatten().flatten();
         descriptors.any(|one| fs::read_link(one.path()).is_ok_and(|to| to.as_os_str() == &*socket))
     };
-    let pid = process::pids(roots).ok()?.into_iter().find(has_it);
-    Some(match pid {
-        Some(pid) => {
-            let command = sysfs::read(&roots.proc.join(format!("{pid}/comm")));
-            format!("process {pid} ({})", command.unwrap_or_default())
-        }
-        None => format!("a process that this process cannot see, with {socket}"),
+    let mut pids = process::pids(roots).ok()?;
+    pids.retain(has_it);
+    let Some(first) = pids.first() else {
+        let words = format!("a process that this process cannot see, with {socket},");
+        let may_administer = true;
+        return Some(Holder {
+            words,
+            may_administer,
+        });
+    };
+    let command = sysfs::read(&roots.proc.join(format!("{first}/comm"))).unwrap_or_default();
+    Some(Holder {
+        words: format!("process {first} ({command})"),
+        may_administer: pids.iter().any(|pid| process::may_administer(roots, *pid)),
     })
 }
 
@@ -61,12 +89,31 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
         assert_eq!(holder(&roots, 8, u32::MAX), None);
         make("net/netlink", TABLE);
         let unseen = holder(&roots, 8, u32::MAX).unwrap();
-        assert!(unseen.contains("cannot see"), "{unseen}");
+        assert!(unseen.words.contains("cannot see") && unseen.may_administer);
         make("812/comm", "holder\n");
         fs::create_dir_all(roots.proc.join("812/fd")).unwrap();
         std::os::unix::fs::symlink("socket:[19]", roots.proc.join("812/fd/3")).unwrap();
-        let seen = holder(&roots, 8, u32::MAX);
-        assert_eq!(seen.as_deref(), Some("process 812 (holder)"));
+        for (capabilities, may_administer) in [
+            ("000001ffffffffff", true),
+            ("0000000000200000", true),
+            ("000001ffffdfffff", false),
+            ("0", false),
+        ] {
+            make(
+                "812/status",
+                &format!("Name:\tholder\nCapEff:\t{capabilities}\n"),
+            );
+            let words = "process 812 (holder)".to_owned();
+            let seen = Holder {
+                words,
+                may_administer,
+            };
+            assert_eq!(holder(&roots, 8, u32::MAX), Some(seen));
+        }
+        // Its capabilities are those over another user namespace.
+        make("812/status", "CapEff:\t000001ffffffffff\n");
+        make("812/ns/user", "");
+        assert!(!holder(&roots, 8, u32::MAX).unwrap().may_administer);
         assert_eq!(holder(&roots, 8, 813), None);
     }
 }

@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::devices::NumberedDevice;
+use super::machine::Capabilities;
 use super::{Roots, sysfs};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -80,10 +81,23 @@ pub(crate) fn shows_all_namespaces(roots: &Roots) -> Result<bool> {
 /// another user namespace it has them over the processes there alone. A kernel without such
 /// namespaces has no other.
 pub(crate) fn is_in_initial_user_namespace(roots: &Roots) -> bool {
-    match fs::metadata(roots.proc.join("self/ns/user")) {
+    has_initial_user_namespace(roots, "self")
+}
+
+fn has_initial_user_namespace(roots: &Roots, process: &str) -> bool {
+    match fs::metadata(roots.proc.join(process).join("ns/user")) {
         Ok(namespace) => namespace.ino() == INITIAL_USER_NAMESPACE,
         Err(error) => has_gone(&error),
     }
+}
+
+/// Whether a process has `CAP_SYS_ADMIN` over the machine. If that cannot be read, the answer
+/// is yes.
+pub(crate) fn may_administer(roots: &Roots, pid: u32) -> bool {
+    let process = pid.to_string();
+    let capabilities = Capabilities::effective_of(roots, &process);
+    has_initial_user_namespace(roots, &process)
+        && capabilities.map_or(true, Capabilities::sys_admin)
 }
 
 /// The processes that have a descriptor of one of `devices`. A descriptor that only names a

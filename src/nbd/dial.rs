@@ -8,8 +8,9 @@ use std::time::Duration;
 use super::export::Export;
 use super::handshake::{self, DiscoveredExport, ListedExport};
 use super::tls;
+use super::tls_info::TlsInfo;
 use crate::deadline::Deadline;
-use crate::error::{Result, Stage};
+use crate::error::{ErrorKind, Result, Stage};
 use crate::id::{NbdServer, NbdUri};
 use crate::kernel::{stream::DeadlineStream, tcp};
 
@@ -22,6 +23,8 @@ pub struct Connection {
     pub stream: OwnedFd,
     /// The export that the server serves on it.
     pub export: Export,
+    /// The TLS of it; `None` of a connection without TLS.
+    pub tls: Option<TlsInfo>,
 }
 
 /// Connects to the server of `uri` and negotiates the export, all within `deadline`. It
@@ -48,15 +51,24 @@ pub struct Connection {
 /// both share no cipher or the kernel has no TLS, and `InvalidInput` for files that hold
 /// no certificates.
 pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
-    let stream = connect(uri.server(), deadline)?;
-    let export = if let NbdServer::Tls { .. } = uri.server() {
-        tls::negotiate(&stream, uri, deadline)?
+    dial_export(uri.server(), uri.export(), deadline)
+}
+
+fn dial_export(server: &NbdServer, name: &str, deadline: Deadline) -> Result<Connection> {
+    let stream = connect(server, deadline)?;
+    let (export, tls) = if let NbdServer::Tls { .. } = server {
+        let (export, tls) = tls::negotiate(&stream, server, name, deadline)?;
+        (export, Some(tls))
     } else {
         let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
-        handshake::negotiate(&mut talk, uri.export(), deadline)?
+        (handshake::negotiate(&mut talk, name, deadline)?, None)
     };
-    tracing::debug!(%uri, size = export.size, flags = ?export.flags, "shook hands");
-    Ok(Connection { stream, export })
+    tracing::debug!(%server, name, size = export.size, flags = ?export.flags, "shook hands");
+    Ok(Connection {
+        stream,
+        export,
+        tls,
+    })
 }
 
 /// Like [`dial`], for a device with the request timeout `request`. The kernel gives a TCP
@@ -88,15 +100,36 @@ pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<Listed
 /// Connects to `server` and requests its exports, each with its size and flags, all within
 /// `deadline`. It does not use the kernel's NBD driver, and needs no privilege.
 ///
+/// Some servers report the size of an export only to a client that opens it: nbd-server, and
+/// those that do not know `OPT_INFO`. This opens each such export over a separate connection,
+/// one after the other, and reads nothing of it. Over TLS that needs the kernel's TLS, as in
+/// [`dial`].
+///
 /// # Errors
 /// Those of [`dial`] and [`discover`](handshake::discover). After a timeout, as after any
-/// failure, no socket is left.
+/// failure, no socket is left. A failure to open one export, also a timeout, is that export's
+/// [`error`](DiscoveredExport::error).
 pub fn discover(server: &NbdServer, deadline: Deadline) -> Result<Vec<DiscoveredExport>> {
     let stream = connect(server, deadline)?;
-    if let NbdServer::Tls { .. } = server {
-        return tls::discover(&stream, server, deadline);
+    let mut found = if let NbdServer::Tls { .. } = server {
+        tls::discover(&stream, server, deadline)?
+    } else {
+        let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
+        handshake::discover(&mut talk, deadline)?
+    };
+    drop(stream);
+    for export in found.iter_mut().filter(|export| export.may_say_more()) {
+        match dial_export(server, &export.name, deadline) {
+            Ok(opened) => {
+                export.export = Some(opened.export);
+                export.error = None;
+            }
+            // A server that takes no second client has said why it gives no size.
+            Err(error) if error.kind() == ErrorKind::Unreachable && export.error.is_some() => {}
+            Err(error) => export.error = Some(error),
+        }
     }
-    handshake::discover(&mut DeadlineStream::new(stream.as_fd(), deadline), deadline)
+    Ok(found)
 }
 
 fn connect(server: &NbdServer, deadline: Deadline) -> Result<OwnedFd> {

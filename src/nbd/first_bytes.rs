@@ -358,7 +358,13 @@ mod tests {
         let export = export(4096, 512, 32 << 20);
         let stream = near.into();
         let limit = Deadline::after(Duration::from_millis(20));
-        let error = Connection { stream, export }.content(limit).unwrap_err();
+        let tls = None;
+        let connection = Connection {
+            stream,
+            export,
+            tls,
+        };
+        let error = connection.content(limit).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert_eq!(error.stage(), Some(Stage::Identify), "{error}");
     }

@@ -2,6 +2,7 @@
 //! dead.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
@@ -9,9 +10,11 @@ use nix::sys::socket::{Shutdown, shutdown};
 use super::command::NewTimeouts;
 use super::known_content::KnownContent;
 use super::served::Slots;
+use super::tls_info::TlsInfo;
+use super::unread::Unread;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{BackendId, NbdUri};
+use crate::id::{BackendId, NbdServer, NbdUri};
 
 /// The sockets that this process has handed over for a connected device. It keeps them
 /// to see which connections have ended, and to shut them down. The kernel keeps each
@@ -25,11 +28,38 @@ pub(crate) struct Link {
     pub(crate) timeouts: NewTimeouts,
     /// The content that was read from the volume before the kernel was connected to it.
     pub(crate) content: Option<KnownContent>,
+    /// The TLS of the last connection that this process made.
+    pub(crate) tls: Option<TlsInfo>,
     slots: Slots,
-    sockets: Vec<OwnedFd>,
+    ends: Vec<End>,
     /// The thread that connected the device; a reconnect does not change it. `None` if
     /// it could not be read.
     connected_by: Option<u32>,
+}
+
+/// The socket of a connection that this process holds.
+#[derive(Debug)]
+struct End {
+    socket: OwnedFd,
+    unread: Unread,
+}
+
+impl From<OwnedFd> for End {
+    fn from(socket: OwnedFd) -> Self {
+        let unread = Unread::default();
+        Self { socket, unread }
+    }
+}
+
+impl End {
+    fn has_hung_up(&self) -> bool {
+        has_hung_up(&self.socket)
+    }
+
+    fn shut_down(&self) {
+        // ENOTCONN: the connection is dead already.
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+    }
 }
 
 /// What is known about the connections in the kernel's slots.
@@ -86,7 +116,7 @@ impl Link {
             exact: true,
         };
         Self {
-            sockets,
+            ends: sockets.into_iter().map(End::from).collect(),
             ..Self::of_another(uri, backend, slots, timeouts, connected_by)
         }
     }
@@ -104,8 +134,9 @@ impl Link {
             backend,
             timeouts,
             content: None,
+            tls: None,
             slots,
-            sockets: Vec::new(),
+            ends: Vec::new(),
             connected_by,
         }
     }
@@ -117,11 +148,11 @@ impl Link {
     }
 
     pub(crate) fn state(&self) -> LinkState {
-        let dead = self.sockets.iter().filter(|end| has_hung_up(end)).count();
+        let dead = self.ends.iter().filter(|end| end.has_hung_up()).count();
         LinkState {
-            live: self.sockets.len() - dead,
+            live: self.ends.len() - dead,
             dead,
-            unknown: self.slots.count.saturating_sub(self.sockets.len()),
+            unknown: self.slots.count.saturating_sub(self.ends.len()),
             more: !self.slots.exact,
         }
     }
@@ -129,11 +160,35 @@ impl Link {
     /// Ends the connections. Requests in flight wait for new ones.
     pub(crate) fn shut_down(&self) {
         point!(NbdToEndLink);
-        for socket in &self.sockets {
-            // ENOTCONN: the connection is dead already.
-            let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-        }
+        self.ends.iter().for_each(End::shut_down);
         point!(NbdLinkEnded);
+    }
+
+    /// Looks at each live connection, and returns how long a reply has stayed unread in one:
+    /// the longest time. Unread replies of TLS connections are not visible.
+    pub(crate) fn unread_for(&mut self) -> Duration {
+        if matches!(self.uri.server(), NbdServer::Tls { .. }) {
+            return Duration::ZERO;
+        }
+        let live = self.ends.iter_mut().filter(|end| !end.has_hung_up());
+        let since = live.filter_map(|end| end.unread.look(&end.socket)).min();
+        since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Ends the connections without an unread reply, if the last look has found one in
+    /// another connection.
+    pub(crate) fn shut_down_those_that_are_read(&mut self) {
+        let (read, unread): (Vec<&End>, Vec<&End>) = self
+            .ends
+            .iter()
+            .partition(|end| end.unread.since().is_none());
+        if unread.is_empty() {
+            return;
+        }
+        read.into_iter().for_each(End::shut_down);
+        for end in &mut self.ends {
+            end.unread = Unread::default();
+        }
     }
 
     /// Whether every connection of the device has ended. It is false if another process
@@ -144,11 +199,11 @@ impl Link {
 
     /// Records that the kernel has put a new connection into the slot of a dead one.
     pub(crate) fn replace_dead(&mut self, new: OwnedFd) {
-        if let Some(dead) = self.sockets.iter().position(has_hung_up) {
-            self.sockets.remove(dead);
+        if let Some(dead) = self.ends.iter().position(End::has_hung_up) {
+            self.ends.remove(dead);
         }
-        self.sockets.push(new);
-        self.slots.count = self.slots.count.max(self.sockets.len());
+        self.ends.push(new.into());
+        self.slots.count = self.slots.count.max(self.ends.len());
     }
 
     /// Records that the kernel has no more slots than were counted.
@@ -158,7 +213,7 @@ impl Link {
 
     /// Records that another process has put connections into the slots of the dead ones.
     pub(crate) fn forget_dead(&mut self) {
-        self.sockets.retain(|socket| !has_hung_up(socket));
+        self.ends.retain(|end| !end.has_hung_up());
     }
 }
 
@@ -171,9 +226,11 @@ fn has_hung_up(socket: &OwnedFd) -> bool {
 }
 
 /// Duplicates the sockets for the kernel to take over.
-pub(crate) fn duplicate(sockets: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
+pub(crate) fn duplicate<'a>(
+    sockets: impl IntoIterator<Item = &'a OwnedFd>,
+) -> Result<Vec<OwnedFd>> {
     sockets
-        .iter()
+        .into_iter()
         .map(OwnedFd::try_clone)
         .collect::<std::io::Result<_>>()
         .map_err(|error| {
@@ -184,6 +241,7 @@ pub(crate) fn duplicate(sockets: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -228,6 +286,25 @@ mod tests {
             more: false,
         };
         assert_eq!(link.state(), whole);
+    }
+
+    #[test]
+    fn of_connections_one_of_which_nobody_reads_the_others_end() {
+        let (one, mut peer_of_one) = UnixStream::pair().unwrap();
+        let (two, _peer_of_two) = UnixStream::pair().unwrap();
+        let mut link = link(vec![one.into(), two.into()]);
+        assert_eq!(link.unread_for(), Duration::ZERO);
+        link.shut_down_those_that_are_read();
+        assert!(link.state().is_whole());
+        peer_of_one.write_all(b"reply").unwrap();
+        link.unread_for();
+        assert!(link.unread_for() > Duration::ZERO);
+        link.shut_down_those_that_are_read();
+        let state = link.state();
+        assert_eq!((state.live, state.dead), (1, 1));
+        // A new connection is given time to be read.
+        link.shut_down_those_that_are_read();
+        assert_eq!(link.state().live, 1);
     }
 
     #[test]

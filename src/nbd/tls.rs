@@ -11,6 +11,7 @@
 //! that rustls used, so that the two would use one twice. So ChaCha20-Poly1305 alone is
 //! offered.
 
+mod certificate;
 mod certificates;
 mod failure;
 mod hand_over;
@@ -32,32 +33,48 @@ pub(crate) use self::hand_over::ciphers_of_kernel;
 use self::record::RecordReader;
 use super::export::Export;
 use super::handshake::{self, DiscoveredExport, Greeting, ListedExport};
+use super::tls_info::TlsInfo;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{NbdServer, NbdUri};
+use crate::id::NbdServer;
 use crate::kernel::stream::DeadlineStream;
 
-/// Agrees with the server of `uri` on TLS and on the export, and gives the kernel the keys
+/// Agrees with the server on TLS and on the export, and gives the kernel the keys
 /// of the connection.
 ///
 /// # Errors
 /// As [`dial`](super::dial) says.
-pub(super) fn negotiate(stream: &OwnedFd, uri: &NbdUri, deadline: Deadline) -> Result<Export> {
-    let (export, session) = agree(stream, uri, deadline)?;
-    let session = session.map_err(|error| error.at(Stage::Tls))?;
-    let cipher = hand_over::to_kernel(session, stream).map_err(|error| error.at(Stage::Tls))?;
-    tracing::debug!(%uri, cipher, "the kernel has the keys");
-    Ok(export)
+pub(super) fn negotiate(
+    stream: &OwnedFd,
+    server: &NbdServer,
+    name: &str,
+    deadline: Deadline,
+) -> Result<(Export, TlsInfo)> {
+    let (export, session) = agree(stream, server, name, deadline)?;
+    let info = session
+        .and_then(|session| {
+            let certificate = certificate::of_server(&session)?;
+            let (version, cipher) = hand_over::to_kernel(session, stream)?;
+            Ok(TlsInfo {
+                version,
+                cipher,
+                certificate,
+            })
+        })
+        .map_err(|error| error.at(Stage::Tls))?;
+    tracing::debug!(%server, tls = %info, "the kernel has the keys");
+    Ok((export, info))
 }
 
 /// As far as rustls goes. The inner error is that the server has sent more than was read.
 fn agree(
     stream: &OwnedFd,
-    uri: &NbdUri,
+    server: &NbdServer,
+    name: &str,
     deadline: Deadline,
 ) -> Result<(Export, Result<ClientConnection>)> {
-    talk(stream, uri.server(), deadline, |greeting, secured| {
-        handshake::negotiate_in_tls(greeting, secured, uri.export(), deadline)
+    talk(stream, server, deadline, |greeting, secured| {
+        handshake::negotiate_in_tls(greeting, secured, name, deadline)
     })
 }
 

@@ -4,9 +4,10 @@ use std::os::fd::OwnedFd;
 
 use super::export::Export;
 use super::handshake::{DiscoveredExport, ListedExport};
+use super::tls_info::TlsInfo;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{NbdServer, NbdUri};
+use crate::id::NbdServer;
 
 /// # Errors
 /// `NotSupported`.
@@ -28,7 +29,12 @@ pub(super) fn list(_: &OwnedFd, _: &NbdServer, _: Deadline) -> Result<Vec<Listed
 
 /// # Errors
 /// `NotSupported`.
-pub(super) fn negotiate(_: &OwnedFd, _: &NbdUri, _: Deadline) -> Result<Export> {
+pub(super) fn negotiate(
+    _: &OwnedFd,
+    _: &NbdServer,
+    _: &str,
+    _: Deadline,
+) -> Result<(Export, TlsInfo)> {
     Err(missing())
 }
 

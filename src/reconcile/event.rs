@@ -9,6 +9,7 @@ use super::plan::StepKind;
 use crate::engine::SessionRecoveryReport;
 use crate::error::Error;
 use crate::id::VolumeId;
+use crate::nbd::ServerCertificate;
 
 /// An event of a volume or of an iSCSI session.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -77,6 +78,14 @@ pub enum Event {
         /// Serialised in seconds.
         #[serde(rename = "budget_left_seconds", serialize_with = "as_seconds")]
         budget_left: Option<Duration>,
+    },
+    /// The certificate of an NBD volume's server ends within 30 days, or has ended: the next
+    /// reconnect after its end fails. Said once for each certificate.
+    CertificateEnds {
+        /// The volume.
+        volume: VolumeId,
+        /// The certificate that the server showed at the last connect.
+        certificate: ServerCertificate,
     },
     /// The volume serves I/O again.
     Healed {
@@ -155,6 +164,21 @@ impl fmt::Display for Event {
                 budget_left.map_or(Ok(()), |left| {
                     write!(f, "; I/O waits {:.0} s more", left.as_secs_f64())
                 })
+            }
+            Self::CertificateEnds {
+                volume,
+                certificate:
+                    ServerCertificate {
+                        subject,
+                        valid_until,
+                    },
+            } => {
+                let end = humantime::format_rfc3339_seconds(*valid_until);
+                write!(
+                    f,
+                    "{volume}: the server's certificate ({subject}) ends at {end}: renew it, or the \
+                     next reconnect fails"
+                )
             }
             Self::Healed { volume } => write!(f, "{volume}: serves again"),
             Self::Session(kept) => kept.fmt(f),

@@ -186,7 +186,10 @@ impl State {
             self.transports.change();
         }
         match done {
-            Done::Stands(there) => events.extend(self.stands(*there, options)),
+            Done::Stands(there) => {
+                events.extend(self.stands(*there, options));
+                events.extend(self.certificate_event(volume));
+            }
             Done::Gone { safe_to_unmap } => {
                 self.forget(volume);
                 events.push(Event::Detached {
@@ -315,6 +318,10 @@ impl State {
         there.condition = Condition::Complete;
         there.verify_reason = died_since.then(|| MAY_HAVE_DIED.to_owned());
         "it answers".clone_into(&mut there.seen);
+        // A reconnect may have met another certificate.
+        if there.tls.is_some() {
+            self.look_at(volume);
+        }
         lost.then(|| Event::Healed {
             volume: volume.clone(),
         })

@@ -17,7 +17,7 @@ use super::refresh::Scope;
 use super::state::{AtWork, Counters, RunState, State};
 use super::workers::Workers;
 use crate::deadline::Deadline;
-use crate::engine::{Engine, Journal, VolumeStatus};
+use crate::engine::{Engine, Journal, ReapReport, ReapRequest, VolumeStatus};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 
@@ -214,6 +214,17 @@ impl Reconciler {
     #[must_use]
     pub fn errors(&self) -> Vec<(VolumeId, Arc<Error>)> {
         self.shared.state().errors()
+    }
+
+    /// Takes away the SCSI devices whose unit is gone on the array, but for those of the
+    /// journal's volumes, also while it [runs](Self::run): as
+    /// [`Engine::reap_beside`]. A process that cannot call this uses
+    /// [`Engine::reap_beside_those_in`] with the journal's directory.
+    ///
+    /// # Errors
+    /// As [`Engine::reap`].
+    pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<ReapReport> {
+        self.engine.reap_beside(&self.journal, request, deadline)
     }
 
     /// Keeps what stands as it is wanted, until it is [stopped](Self::stop). What

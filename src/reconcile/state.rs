@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::actual::Actual;
 use super::desired::Desired;
@@ -290,7 +290,9 @@ impl State {
             if self.is_newer(&there.volume, ended_steps) {
                 continue;
             }
+            let volume = there.volume.clone();
             events.extend(self.merge_one(there, verify_reason));
+            events.extend(self.certificate_event(&volume));
         }
         for volume in gone {
             if !self.is_newer(&volume, ended_steps) {
@@ -299,6 +301,24 @@ impl State {
         }
         self.replan = true;
         events
+    }
+
+    /// Tells once of each certificate that ends soon.
+    pub(super) fn certificate_event(&mut self, volume: &VolumeId) -> Option<Event> {
+        const SOON: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+        let tls = self.actual.volumes.get(volume)?.tls.as_ref()?;
+        let certificate = tls.certificate.clone();
+        if certificate.time_left(SystemTime::now()) >= SOON {
+            return None;
+        }
+        let tracked = self.tracked.entry(volume.clone()).or_default();
+        let told = tracked
+            .told_certificate_end
+            .replace(certificate.valid_until);
+        (told != Some(certificate.valid_until)).then(|| Event::CertificateEnds {
+            volume: volume.clone(),
+            certificate,
+        })
     }
 
     /// Whether the known state is newer than a look that began when `ended_steps` steps had

@@ -1,7 +1,7 @@
 //! The data that a reconciler keeps about one volume.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use super::plan::StepKind;
 use crate::deadline::Backoff;
@@ -30,6 +30,8 @@ pub(super) struct Tracked {
     pub(super) lost: bool,
     /// The reason for which its step was refused.
     pub(super) refused: Option<String>,
+    /// The end of the server's certificate that an event told of.
+    pub(super) told_certificate_end: Option<SystemTime>,
     /// The count of all ended steps when its own last step ended.
     pub(super) ended: u64,
 }

@@ -101,9 +101,7 @@ impl Reconciler {
             Ok(detachment) => Ok(Done::Gone {
                 safe_to_unmap: detachment.safe_to_unmap,
             }),
-            Err(_) if self.journal.record(volume).is_none() => Ok(Done::Gone {
-                safe_to_unmap: false,
-            }),
+            Err(_) if self.journal.record(volume).is_none() => Ok(self.gone(volume)),
             Err(failure) => Err(failure.into()),
         }
     }
@@ -202,12 +200,18 @@ impl Reconciler {
         }
     }
 
+    /// The journal has no record of it, or says that it was detached.
+    fn gone(&self, volume: &VolumeId) -> Done {
+        let detached = self.journal.detached_as(volume);
+        Done::Gone {
+            safe_to_unmap: detached.is_some_and(|detached| detached.safe_to_unmap),
+        }
+    }
+
     fn finished(&self, volume: &VolumeId, recovered: Option<Recovered>) -> Done {
         match recovered.map(|recovered| recovered.action) {
             Some(Action::Failed(error)) => Done::Failed(error),
-            _ if self.journal.record(volume).is_none() => Done::Gone {
-                safe_to_unmap: false,
-            },
+            _ if self.journal.record(volume).is_none() => self.gone(volume),
             _ => Done::Finished,
         }
     }

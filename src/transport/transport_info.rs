@@ -75,7 +75,7 @@ pub fn transport_of(roots: &Roots, hctl: Hctl) -> Result<Option<TransportInfo>> 
     Ok(device.and_then(|dir| TransportReader::new(roots).of(hctl, &dir)))
 }
 
-/// Answers [`reach`] for many devices, and reads only once what all devices of a target
+/// Answers [`transport_of`] for many devices, and reads only once what all devices of a target
 /// share.
 #[derive(Debug)]
 pub(crate) struct TransportReader<'a> {
@@ -90,7 +90,7 @@ impl<'a> TransportReader<'a> {
         Self { roots, known }
     }
 
-    /// As [`reach`], for the device with the directory `dir`, whose path has no link.
+    /// As [`transport_of`], for the device with the directory `dir`, whose path has no link.
     pub(crate) fn of(&mut self, hctl: Hctl, dir: &Path) -> Option<TransportInfo> {
         // .../hostH/sessionN/targetH:C:T/H:C:T:L or .../hostH/rport-H:C-R/...
         let target = dir.parent()?;

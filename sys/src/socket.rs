@@ -75,11 +75,34 @@ pub fn tcp_bytes_received(socket: impl AsFd) -> nix::Result<u64> {
     }
 }
 
+/// How many received bytes of a stream socket nobody has read yet (`FIONREAD`).
+///
+/// # Errors
+/// The errno of `ioctl`; `EINVAL` where the kernel answers with a negative count.
+#[doc(alias = "FIONREAD")]
+pub fn unread_bytes(socket: impl AsFd) -> nix::Result<u64> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: the descriptor is open for as long as `socket` is borrowed; the kernel writes
+    // one `int`.
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::FIONREAD, &raw mut count) };
+    Errno::result(result)?;
+    u64::try_from(count).map_err(|_| Errno::EINVAL)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::os::unix::net::UnixDatagram;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    #[test]
+    fn what_a_socket_has_brought_is_unread_until_it_is_read() {
+        let (mut peer, mut ours) = UnixStream::pair().unwrap();
+        assert_eq!(super::unread_bytes(&ours), Ok(0));
+        peer.write_all(b"seventeen letters").unwrap();
+        ours.read_exact(&mut [0; 7]).unwrap();
+        assert_eq!(super::unread_bytes(&ours), Ok(10));
+    }
 
     #[test]
     fn a_tcp_connection_counts_what_it_has_brought() {

@@ -83,6 +83,8 @@ macro_rules! behaviours {
                 a_volume_whose_unit_is_another_volumes_is_refused_and_taken_down_again,
                 a_volume_that_somebody_deleted_is_attached_again_by_a_repeated_attach,
                 an_attach_of_a_volume_that_fails_leaves_no_record,
+                a_second_detach_of_a_volume_answers_as_the_first_did_until_something_stands_there,
+                the_volume_of_a_source_a_node_or_a_name_is_found_in_a_journal,
                 a_detach_of_a_volume_that_is_in_use_is_refused_and_the_volume_stays_complete,
             }
             recovery {

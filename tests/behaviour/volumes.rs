@@ -3,9 +3,9 @@
 use lunbd::engine::{Action, Condition, DetachVolume, Journal};
 use lunbd::error::Stage;
 use lunbd::id::VolumeId;
-use lunbd::{AttachRequest, Engine, ErrorKind, Source};
+use lunbd::{AttachRequest, DetachRequest, DetachTarget, Engine, ErrorKind, Source};
 
-use super::machine::{Machine, delete, detach, devices, soon, unit};
+use super::machine::{Machine, attach, delete, detach, devices, soon, unit};
 
 const NONE: [&str; 0] = [];
 
@@ -52,6 +52,102 @@ pub(crate) fn a_volume_is_attached_found_by_a_recovery_and_detached_without_a_re
     drop(journal);
     assert!(recover(&*machine).is_none());
     assert_eq!(devices(&*machine, &engine), NONE);
+}
+
+pub(crate) fn a_second_detach_of_a_volume_answers_as_the_first_did_until_something_stands_there<
+    M: Machine,
+>() {
+    let machine = M::with(1, 2);
+    let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
+    let journal = open(&*machine, &engine);
+    let volume = id("pvc-1");
+    engine
+        .attach_volume(&journal, &volume, &request(&source), soon())
+        .unwrap();
+    machine.settle();
+    let detach_it = |journal: &Journal| {
+        let how = DetachVolume::default();
+        engine.detach_volume(journal, &volume, &how, soon())
+    };
+    let first = detach_it(&journal).unwrap();
+    assert!(first.changed && first.safe_to_unmap);
+    assert_eq!(first.volume.as_ref(), Some(&volume));
+    // In this process, and after a restart.
+    let second = detach_it(&journal).unwrap();
+    drop(journal);
+    let journal = open(&*machine, &engine);
+    for again in [second, detach_it(&journal).unwrap()] {
+        assert!(!again.changed && again.safe_to_unmap, "{again:?}");
+        assert!(again.detached_at.is_some(), "{again:?}");
+    }
+    // By its source it is the same answer.
+    let read = || engine.read_journal_at(&machine.journal(), soon()).unwrap();
+    let by_source = DetachRequest::new(source.clone());
+    assert_eq!(engine.volume_of(&read(), &by_source).unwrap(), None);
+    let again = engine
+        .detachment_before(&read(), &by_source)
+        .unwrap()
+        .unwrap();
+    assert!(again.safe_to_unmap, "{again:?}");
+    // An attach that fails leaves it so.
+    let absent = request(&source).min_paths(2);
+    engine
+        .attach_volume(&journal, &volume, &absent, soon())
+        .unwrap_err();
+    assert!(detach_it(&journal).unwrap().safe_to_unmap);
+    // Beside the journal it is attached again.
+    attach(&engine, &source);
+    let stands = detach_it(&journal).unwrap();
+    assert!(!stands.changed && !stands.safe_to_unmap, "{stands:?}");
+    detach(&engine, &source).unwrap();
+    assert!(detach_it(&journal).unwrap().safe_to_unmap);
+    journal.forget(&volume, soon()).unwrap();
+    assert_eq!(detach_it(&journal).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+pub(crate) fn the_volume_of_a_source_a_node_or_a_name_is_found_in_a_journal<M: Machine>() {
+    let machine = M::with(1, 4);
+    let (engine, host) = (machine.engine(), machine.hosts()[0]);
+    let journal = open(&*machine, &engine);
+    let volume = id("pvc-1");
+    let source = unit(host, 1);
+    let attached = engine
+        .attach_volume(&journal, &volume, &request(&source), soon())
+        .unwrap();
+    machine.settle();
+    let beside = attach(&engine, &unit(host, 2)).node;
+    machine.settle();
+    let read = || engine.read_journal_at(&machine.journal(), soon()).unwrap();
+    let volume_of = |target: DetachTarget| {
+        let request = DetachRequest::new(target);
+        engine.volume_of(&read(), &request).unwrap()
+    };
+    let name = attached.identity().unwrap().wwid().unwrap().clone();
+    let mut targets = vec![
+        DetachTarget::Source(source),
+        DetachTarget::Device(attached.node.clone()),
+    ];
+    if name.is_unique() {
+        targets.push(DetachTarget::Unit(name));
+    }
+    for target in targets {
+        assert_eq!(
+            volume_of(target.clone()).as_ref(),
+            Some(&volume),
+            "{target}"
+        );
+    }
+    for other in [
+        DetachTarget::Device(beside),
+        DetachTarget::Source(unit(host, 3)),
+    ] {
+        assert_eq!(volume_of(other.clone()), None, "{other}");
+    }
+    let how = DetachVolume::default();
+    engine
+        .detach_volume(&journal, &volume, &how, soon())
+        .unwrap();
+    detach(&engine, &unit(host, 2)).unwrap();
 }
 
 pub(crate) fn a_volume_whose_unit_is_another_volumes_is_refused_and_taken_down_again<M: Machine>() {

@@ -80,12 +80,18 @@ impl Node {
         self.machine.path("run/lunbd/journal").join(name)
     }
 
-    /// The names in the journal's directory, without the lock.
+    /// The names in the journal's directory, without the lock and the records of detached
+    /// volumes.
     pub(crate) fn files(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.machine.path("run/lunbd/journal")).unwrap();
+        let directory = self.machine.path("run/lunbd/journal");
+        let is_detached = |name: &String| {
+            let record = fs::read(directory.join(name)).map(|bytes| Record::parse(&bytes));
+            record.is_ok_and(|record| record.is_ok_and(|record| record.detached.is_some()))
+        };
+        let entries = fs::read_dir(&directory).unwrap();
         let mut names: Vec<String> = entries
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| name != "journal.lock")
+            .filter(|name| name != "journal.lock" && !is_detached(name))
             .collect();
         names.sort();
         names

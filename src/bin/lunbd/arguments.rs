@@ -279,7 +279,8 @@ pub(crate) struct Reap {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// The journal's directory; without it /run/lunbd/journal, where there is one.
+    /// The directory of a journal whose volumes are left alone too, besides those of
+    /// /run/lunbd/journal. An agent may hold it.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 
@@ -611,8 +612,9 @@ pub(crate) struct Detach {
     #[arg(long, value_name = "ID", conflicts_with_all = ["target", "expect", "backend"])]
     pub(crate) volume: Option<VolumeId>,
 
-    /// The journal's directory; without it /run/lunbd/journal.
-    #[arg(long, value_name = "DIR", requires = "volume")]
+    /// The journal's directory; without it /run/lunbd/journal. A target that it has as a
+    /// volume is detached as that, with its record.
+    #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 
     /// Detach only the SCSI unit that has this name.
@@ -631,7 +633,7 @@ pub(crate) struct Detach {
 
     /// Leave the iSCSI sessions that `attach --log-in` made logged in, also where
     /// no device is left on one.
-    #[arg(long, conflicts_with = "volume")]
+    #[arg(long)]
     pub(crate) keep_sessions: bool,
 
     /// How long the whole may take: 500ms, 60s, 2m.

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use lunbd::engine::{Phase, Unit};
 use lunbd::id::Expected;
+use lunbd::nbd::TlsInfo;
 use lunbd::{AttachRequest, Attachment, Cancel, Deadline, Engine, Error, ErrorKind, Result};
 
 use crate::{arguments, exit, progress::Progress, recover};
@@ -125,12 +126,16 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
             backend,
             connections,
             content,
+            tls,
             ..
         } => {
             if let Some(id) = backend {
                 writeln!(out, "  backend   {id}")?;
             }
             writeln!(out, "  links     {connections}")?;
+            if let Some(tls) = tls {
+                writeln!(out, "  tls       {}", tls_in_words(tls))?;
+            }
             match content.as_deref() {
                 Some([]) => writeln!(out, "  content   blank, or without a name that is known")?,
                 Some(names) => {
@@ -151,6 +156,14 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
     }
     writeln!(out, "  settled   by {}", attachment.settled.as_str())?;
     write_phases(out, &attachment.phases)
+}
+
+/// The version, the cipher, and the server's certificate.
+pub(crate) fn tls_in_words(tls: &TlsInfo) -> String {
+    let certificate = &tls.certificate;
+    let end = humantime::format_rfc3339_seconds(certificate.valid_until);
+    let subject = &certificate.subject;
+    format!("{tls}, the server's certificate ({subject}) is valid until {end}")
 }
 
 pub(crate) fn write_phases(out: &mut dyn Write, phases: &[Phase]) -> io::Result<()> {

@@ -3,14 +3,19 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use lunbd::engine::journal::JournalView;
 use lunbd::engine::{DetachFailure, DetachVolume, Flush, NotLookedAt, Place, Receipt};
-use lunbd::{Cancel, Deadline, DetachRequest, Detachment, Engine, Error, ErrorKind, Result};
+use lunbd::id::{VolumeId, Wwid};
+use lunbd::{
+    Cancel, Deadline, DetachRequest, DetachTarget, Detachment, Engine, Error, ErrorKind, Result,
+};
 
-use crate::{arguments, attach, exit, progress::Progress, recover};
+use crate::progress::{BARS, Progress};
+use crate::{arguments, attach, exit, recover};
 
 pub(crate) fn run(
     engine: &Engine,
-    what: arguments::Detach,
+    what: &arguments::Detach,
     cancel: &Cancel,
     json: bool,
 ) -> Result<ExitCode> {
@@ -22,31 +27,9 @@ pub(crate) fn run(
         "detaching {}",
         named.or(target).unwrap_or_default()
     ));
-    let detached = match (what.target, &what.volume) {
-        (Some(target), _) => {
-            let mut request = DetachRequest::new(target).observe(progress.observer());
-            if let Some(id) = what.backend {
-                request = request.backend(id);
-            }
-            if what.abandon_unwritten {
-                request = request.abandon_unwritten();
-            }
-            if what.keep_sessions {
-                request = request.keep_sessions();
-            }
-            if let Some(name) = what.expect {
-                request = request.expect(name);
-            }
-            engine.detach(request, deadline)
-        }
-        (None, Some(volume)) => {
-            let journal = recover::open_and_tell(engine, what.journal.as_deref(), json, deadline)?;
-            let mut how = DetachVolume::default().observe(progress.observer());
-            if what.abandon_unwritten {
-                how = how.abandon_unwritten();
-            }
-            engine.detach_volume(&journal, volume, &how, deadline)
-        }
+    let detached = match (&what.target, &what.volume) {
+        (Some(target), _) => by_target(engine, what, target, &progress, (deadline, json))?,
+        (None, Some(volume)) => by_volume(engine, what, volume, &progress, (deadline, json))?,
         (None, None) => return Err(Error::new(ErrorKind::InvalidInput, "nothing to detach")),
     };
     let detachment = match detached {
@@ -66,6 +49,102 @@ pub(crate) fn run(
     }))
 }
 
+/// The volume's detach, where the journal has the target as a volume: without its record
+/// an agent, or a later recovery, would bring it again.
+fn by_target(
+    engine: &Engine,
+    what: &arguments::Detach,
+    target: &DetachTarget,
+    progress: &Progress,
+    (deadline, json): (Deadline, bool),
+) -> Result<Result<Detachment, DetachFailure>> {
+    let request = request(what, target, progress);
+    let journal = recover::read(engine, what.journal.as_deref(), deadline)?;
+    if let Some(volume) = engine.volume_of(&journal, &request)? {
+        if let Some(expected) = &what.expect {
+            require(&journal, &volume, expected)?;
+        }
+        if !json {
+            let note = format!("{target} is volume {volume} of the journal: that is detached");
+            let _only_a_note = BARS.suspend(|| writeln!(io::stderr(), "lunbd: {note}"));
+        }
+        return by_volume(engine, what, &volume, progress, (deadline, json)).map_err(|error| {
+            if error.kind() != ErrorKind::InUse {
+                return error;
+            }
+            let message = format!(
+                "{target} is volume {volume}, and the process that has the journal is the one to \
+                 detach it: {error:#}"
+            );
+            Error::new(ErrorKind::InUse, message)
+        });
+    }
+    Ok(match engine.detach(request.clone(), deadline) {
+        Ok(done) if !done.changed => {
+            let before = engine.detachment_before(&journal, &request)?;
+            let phases = done.phases.clone();
+            Ok(before.map_or(done, |mut before| {
+                before.phases = phases;
+                before
+            }))
+        }
+        done => done,
+    })
+}
+
+fn request(what: &arguments::Detach, target: &DetachTarget, progress: &Progress) -> DetachRequest {
+    let mut request = DetachRequest::new(target.clone()).observe(progress.observer());
+    if let Some(id) = &what.backend {
+        request = request.backend(id.clone());
+    }
+    if what.abandon_unwritten {
+        request = request.abandon_unwritten();
+    }
+    if what.keep_sessions {
+        request = request.keep_sessions();
+    }
+    if let Some(name) = &what.expect {
+        request = request.expect(name.clone());
+    }
+    request
+}
+
+fn require(journal: &JournalView, volume: &VolumeId, expected: &Wwid) -> Result<()> {
+    let record = journal
+        .records
+        .iter()
+        .find(|record| record.volume == *volume);
+    let outcome = record.and_then(|record| record.outcome.as_ref());
+    let names = outcome.map_or(&[][..], |outcome| &outcome.names);
+    if names.is_empty() || names.contains(expected) {
+        return Ok(());
+    }
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    let message = format!(
+        "volume {volume} of the journal is {}, and {expected} was expected",
+        names.join(", ")
+    );
+    Err(Error::new(ErrorKind::IdentityMismatch, message))
+}
+
+fn by_volume(
+    engine: &Engine,
+    what: &arguments::Detach,
+    volume: &VolumeId,
+    progress: &Progress,
+    (deadline, json): (Deadline, bool),
+) -> Result<Result<Detachment, DetachFailure>> {
+    let journal = recover::open_and_tell(engine, what.journal.as_deref(), json, deadline)?;
+    let mut how = DetachVolume::default().observe(progress.observer());
+    if what.abandon_unwritten {
+        how = how.abandon_unwritten();
+    }
+    if what.keep_sessions {
+        how = how.keep_sessions();
+    }
+    Ok(engine.detach_volume(&journal, volume, &how, deadline))
+}
+
 fn write(out: &mut dyn Write, detachment: &Detachment) -> io::Result<()> {
     let place = &detachment.place;
     let left = match place {
@@ -73,7 +152,11 @@ fn write(out: &mut dyn Write, detachment: &Detachment) -> io::Result<()> {
         _ => "gone",
     };
     match &detachment.node {
-        _ if !detachment.changed => writeln!(out, "{place} was detached already")?,
+        _ if !detachment.changed => {
+            let at = detachment.detached_at.as_ref();
+            let at = at.map_or_else(String::new, |at| format!(", at {at}"));
+            writeln!(out, "{place} was detached already{at}")?;
+        }
         Some(node) => writeln!(out, "{place} detached: {} is {left}", node.display())?,
         None => writeln!(out, "{place} detached")?,
     }

@@ -21,6 +21,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 struct Shown {
     journal: PathBuf,
     records: Vec<Record>,
+    /// Of volumes whose detach is proven.
+    detached: Vec<Record>,
     /// Files of the journal that are no records.
     problems: Vec<Problem>,
 }
@@ -48,7 +50,10 @@ pub(crate) fn run(engine: &Engine, what: arguments::Journal, json: bool) -> Resu
         arguments::Journal::Forget { what, place } => {
             let journal = open(&place)?;
             let volume = what.parse::<VolumeId>().ok();
-            let known = volume.filter(|volume| journal.record(volume).is_some());
+            let is_known = |volume: &VolumeId| {
+                journal.record(volume).is_some() || journal.detached_as(volume).is_some()
+            };
+            let known = volume.filter(is_known);
             if let Some(volume) = known {
                 Done::Forgotten(Box::new(journal.forget(&volume, deadline)?))
             } else {
@@ -111,11 +116,13 @@ fn show(
     let mut shown = Shown {
         journal,
         records: view.records,
+        detached: view.detached,
         problems: view.problems,
     };
     if let Some(volume) = volume {
         shown.records.retain(|record| record.volume == *volume);
-        if shown.records.is_empty() {
+        shown.detached.retain(|record| record.volume == *volume);
+        if shown.records.is_empty() && shown.detached.is_empty() {
             let message = format!("{} has no volume {volume}", shown.journal.display());
             return Err(Error::new(ErrorKind::NotFound, message));
         }
@@ -127,7 +134,7 @@ fn show(
         if shown.records.is_empty() {
             writeln!(out, "the journal has no volume")?;
         }
-        for record in &shown.records {
+        for record in shown.records.iter().chain(&shown.detached) {
             writeln!(out, "{}", record.volume)?;
             write_record(out, record)?;
         }
@@ -156,6 +163,17 @@ fn write_record(out: &mut dyn Write, record: &Record) -> io::Result<()> {
         }
         if let Some(map) = &outcome.map {
             writeln!(out, "  map       {map}")?;
+        }
+    }
+    if let Some(detached) = &record.detached {
+        let safe = if detached.safe_to_unmap {
+            "safe to unmap"
+        } else {
+            "NOT PROVEN to be safe to unmap"
+        };
+        writeln!(out, "  detached  at {}, {safe}", detached.at)?;
+        for place in &detached.not_looked_at {
+            writeln!(out, "  unseen    users that may be among {place}")?;
         }
     }
     if let Some(boot) = &record.boot {

@@ -65,7 +65,7 @@ fn run(command: Command, json: bool) -> Result<ExitCode> {
         }
         Command::Detach(what) => {
             let cancel = interrupt::cancels()?;
-            detach::run(&start()?, what, &cancel, json)
+            detach::run(&start()?, &what, &cancel, json)
         }
         Command::Apply(what) => apply::run(start()?, &what, json),
         Command::Status(what) => status::run(&start()?, &what, json),

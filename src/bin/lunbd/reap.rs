@@ -13,17 +13,22 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result
     let progress = Progress::of("looking for stale LUNs");
     let request = ReapRequest::default().observe(progress.observer());
     let deadline = Deadline::after(what.timeout);
-    let directory = what.journal.as_deref();
-    let report = if what.dry_run {
-        // Beside whoever holds the journal, and with nothing changed there.
-        let journal = recover::read(engine, directory, deadline)?;
-        engine.reapable_beside(&journal, &request, deadline)?
-    } else {
-        match recover::open_if_there(engine, directory, json, deadline)? {
-            Some(journal) => engine.reap_beside(&journal, &request, deadline)?,
-            None => engine.reap(&request, deadline)?,
+    // Their holders go on: each is read when a device is about to go.
+    let mut journals = vec![recover::place(engine)];
+    journals.extend(what.journal.clone());
+    if !json {
+        for journal in &journals {
+            let view = recover::read(engine, Some(journal), deadline)?;
+            // Where nobody reads it, nobody is told.
+            let _ = recover::write_problems(&mut io::stderr(), &view.problems);
         }
+    }
+    let request = if what.dry_run {
+        request.dry_run()
+    } else {
+        request
     };
+    let report = engine.reap_beside_those_in(&journals, &request, deadline)?;
     drop(progress);
     let printed = exit::print(|mut out| {
         if json {

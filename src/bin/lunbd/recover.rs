@@ -38,19 +38,6 @@ pub(crate) fn open_and_tell(
     Ok(journal)
 }
 
-/// As [`open_and_tell`], without the machine's journal where nobody keeps one.
-pub(crate) fn open_if_there(
-    engine: &Engine,
-    directory: Option<&Path>,
-    json: bool,
-    deadline: Deadline,
-) -> Result<Option<Journal>> {
-    let is_kept = || place(engine).exists();
-    let wanted = directory.is_some() || is_kept();
-    let open = || open_and_tell(engine, directory, json, deadline);
-    wanted.then(open).transpose()
-}
-
 /// As somebody sees it who does not hold it.
 pub(crate) fn read(
     engine: &Engine,

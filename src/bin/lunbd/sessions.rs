@@ -41,7 +41,11 @@ fn write(out: &mut dyn Write, sessions: &[SessionFacts]) -> io::Result<()> {
         [
             session.id.to_string(),
             session.state.clone(),
-            if session.ours { "lunbd" } else { "another" }.to_owned(),
+            match (session.ours, session.creator) {
+                (true, Some(-1) | None) => "lunbd".to_owned(),
+                (true, Some(port)) => format!("lunbd from port {port}"),
+                (false, _) => "another".to_owned(),
+            },
             session.devices.len().to_string(),
             or_none(session.portal.as_ref().map(ToString::to_string)),
             or_none(session.target.as_ref().map(ToString::to_string)),

@@ -12,7 +12,7 @@ use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::list::{self, Listed};
-use crate::{arguments, exit, recover, table};
+use crate::{arguments, attach, exit, recover, table};
 
 const HEADING: [&str; 7] = [
     "VOLUME", "STATE", "DEVICE", "SIZE", "USED", "HELD BY", "SOURCE",
@@ -132,6 +132,12 @@ fn write(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     }
     for volume in status.volumes.iter().filter(|volume| !volume.is_whole()) {
         writeln!(out, "{}: {}", volume.found.volume, volume.found.seen)?;
+    }
+    for volume in &status.volumes {
+        if let Some(tls) = &volume.found.tls {
+            let words = attach::tls_in_words(tls);
+            writeln!(out, "{}: TLS {words}", volume.found.volume)?;
+        }
     }
     for waiting in &status.failing {
         let Failing {

@@ -140,18 +140,21 @@ impl FileWatch {
             Effect::Changed
         };
         let directory = self.watched.get(&event.wd);
+        let is_file = self.file == Some(event.wd);
+        // No event announces a later mount. The kernel may report the file before its
+        // directories, whose watches are then replaced.
+        if is(AddWatchFlags::IN_UNMOUNT) && (directory.is_some() || is_file) {
+            let path = directory.map_or(&self.path, |directory| &directory.path);
+            let error = io::Error::other("its file system was unmounted");
+            return Err(failed(path, &error));
+        }
         let Some(name) = &event.name else {
             return match directory {
-                // No event announces a later mount.
-                Some(directory) if is(AddWatchFlags::IN_UNMOUNT) => {
-                    let error = io::Error::other("its file system was unmounted");
-                    Err(failed(&directory.path, &error))
-                }
                 // Events were lost, or the directory was removed.
                 Some(_) => Ok(Effect::Changed),
                 None if is(AddWatchFlags::IN_Q_OVERFLOW) => Ok(Effect::Changed),
                 None if is(AddWatchFlags::IN_IGNORED) => Ok(Effect::None),
-                None if self.file == Some(event.wd) => Ok(written),
+                None if is_file => Ok(written),
                 None => Ok(Effect::None),
             };
         };

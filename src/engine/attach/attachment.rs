@@ -7,6 +7,7 @@ use crate::engine::timing::Phase;
 use crate::error::Error;
 use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source};
 use crate::iscsi::UnmetSetting;
+use crate::nbd::TlsInfo;
 use crate::scsi::{AccessState, Identity};
 use crate::transport::{RouteKind, RouteUnavailable};
 use crate::uevent::Settled;
@@ -75,6 +76,9 @@ pub enum Unit {
         /// is blank or its content has no known format; `None` where the server answered the
         /// read with an error.
         content: Option<Vec<ContentName>>,
+        /// The TLS of its last connection that this process made; `None` without TLS, and
+        /// where another process made the connections.
+        tls: Option<TlsInfo>,
     },
 }
 
@@ -155,6 +159,15 @@ impl Attachment {
         match &self.unit {
             Unit::Scsi { identity, .. } => Some(identity),
             Unit::Nbd { .. } => None,
+        }
+    }
+
+    /// The TLS of an NBD device, where this process made its connections.
+    #[must_use]
+    pub fn tls(&self) -> Option<&TlsInfo> {
+        match &self.unit {
+            Unit::Scsi { .. } => None,
+            Unit::Nbd { tls, .. } => tls.as_ref(),
         }
     }
 

@@ -2,7 +2,6 @@
 
 mod content;
 mod existing;
-mod receivers;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -11,14 +10,16 @@ use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment, Unit};
 use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::nbd::receivers::{self, Receives};
 use crate::engine::timing::StageTimer;
 use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
 use crate::kernel::{Roots, blockdev};
-use crate::nbd::{self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State};
+use crate::nbd::{
+    self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State, TlsInfo,
+};
 use crate::uevent::Watch;
-use receivers::Receives;
 
 impl Engine {
     pub(super) fn attach_nbd(
@@ -77,7 +78,7 @@ impl Engine {
             nbd::dial_for_device(uri, Some(request_timeout), deadline)
         };
         let first = dial()?;
-        let export = first.export.clone();
+        let (export, tls) = (first.export.clone(), first.tls.clone());
         let mut connections = vec![first];
         let wanted = usize::from(request.nbd.connections.get());
         while connections.len() < wanted && export.can_multi_conn() {
@@ -101,7 +102,7 @@ impl Engine {
 
         timer.enter(Stage::Connect);
         let sockets = connections.into_iter().map(|connection| connection.stream);
-        let offer = Offer {
+        let mut offer = Offer {
             request,
             backend,
             export: &export,
@@ -119,24 +120,26 @@ impl Engine {
         let known = content
             .clone()
             .map(|names| Content::Named(names).known(written));
-        let received = device
-            .limit_requests(export.maximum_payload(), deadline)
-            .and_then(|()| receivers::look(&device, roots, uri, &offer.sockets, deadline));
-        let connects_again = matches!(received, Ok(Receives::NotOverEach));
-        let proven = received
-            .and_then(|receives| receives.require(&device))
-            .and_then(|()| self.prove_nbd(&device, request, content, &mut watch, timer, deadline))
-            .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         let timeouts = request.nbd.timeouts().into();
         let connected_by = device.pid().ok().flatten();
         let mut link = Link::new(
             uri.clone(),
             backend.clone(),
-            offer.sockets,
+            std::mem::take(&mut offer.sockets),
             timeouts,
             connected_by,
         );
         link.content = known.flatten();
+        link.tls.clone_from(&tls);
+        let served = Served { content, tls };
+        let received = device
+            .limit_requests(export.maximum_payload(), deadline)
+            .and_then(|()| self.receives(&device, &mut link, deadline));
+        let connects_again = matches!(received, Ok(Receives::NotOverEach));
+        let proven = received
+            .and_then(|receives| receives.require(&device))
+            .and_then(|()| self.prove_nbd(&device, request, served, &mut watch, timer, deadline))
+            .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         match proven {
             Ok(attachment) => {
                 self.links().insert(device.index(), link);
@@ -160,6 +163,20 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Whether the kernel receives over each connection. Of one alone the settling proves it.
+    fn receives(
+        &self,
+        device: &NbdDevice,
+        link: &mut Link,
+        deadline: Deadline,
+    ) -> Result<Receives> {
+        if link.state().live < 2 {
+            return Ok(Receives::OverEach);
+        }
+        let (reads, roots) = (&self.nbd_reads, self.roots());
+        receivers::look(reads, device, roots, || link.unread_for(), deadline)
     }
 
     /// The connected device of this id.
@@ -279,7 +296,7 @@ impl Engine {
         &self,
         device: &NbdDevice,
         request: &AttachRequest,
-        content: Option<Vec<ContentName>>,
+        served: Served,
         watch: &mut Watch,
         timer: &mut StageTimer,
         deadline: Deadline,
@@ -305,7 +322,8 @@ impl Engine {
                 index: device.index(),
                 backend: backend.map(str::parse).transpose()?,
                 connections: device.connections()?,
-                content,
+                content: served.content,
+                tls: served.tls,
             },
             size: disk.size()?,
             read_only: disk.read_only()?,
@@ -315,6 +333,12 @@ impl Engine {
             changed: true,
         })
     }
+}
+
+/// What an attach learned of an export over its connection.
+struct Served {
+    content: Option<Vec<ContentName>>,
+    tls: Option<TlsInfo>,
 }
 
 /// A later process finds the server of a device by its id, which is the URI, or in the

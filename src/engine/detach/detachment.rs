@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::engine::detach::receipt::{Flush, Receipt};
 use crate::engine::timing::Phase;
 use crate::engine::usage::NotLookedAt;
-use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, SessionId, Wwid};
+use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, SessionId, VolumeId, Wwid};
 
 /// What a detach did.
 #[derive(Debug, Clone)]
@@ -40,6 +40,11 @@ pub struct Detachment {
     /// The iSCSI sessions that were logged out: made by the engine, and with no
     /// device left.
     pub logged_out: Vec<SessionId>,
+    /// The volume of the journal that it was.
+    pub volume: Option<VolumeId>,
+    /// When an earlier detach took the volume down, by the journal, in UTC. What is said
+    /// here of pages and users is that one's.
+    pub detached_at: Option<String>,
 }
 
 /// Where a device was.
@@ -101,6 +106,8 @@ impl Detachment {
             not_looked_at: Vec::new(),
             receipt: None,
             logged_out: Vec::new(),
+            volume: None,
+            detached_at: None,
         }
     }
 

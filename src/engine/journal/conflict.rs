@@ -288,6 +288,7 @@ mod tests {
             intent: None,
             outcome: None,
             boot: None,
+            detached: None,
         };
         let two = NonZeroU16::new(2).unwrap();
         for (options, why) in [

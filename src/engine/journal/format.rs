@@ -17,8 +17,12 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 /// With a version after it, what a record begins with.
 const MAGIC: &str = "lunbd-journal ";
 
-/// The version that is written. Each before it is read too.
-const VERSION: u32 = 2;
+/// The version that is read. Each before it is read too.
+const VERSION: u32 = 3;
+
+/// The version of a record without a detach that is proven, as earlier versions of this
+/// library read it.
+const WITHOUT_DETACHED: u32 = 2;
 
 /// More than any record; a file that is none stays small in memory too.
 pub(super) const LONGEST: usize = 256 << 10;
@@ -68,16 +72,18 @@ impl Record {
             let message = format!("cannot serialize the record of {}: {error}", self.volume);
             Error::new(ErrorKind::Io, message).at(Stage::Journal)
         })?;
-        Ok(Self::seal(&body))
+        let version = match self.detached {
+            Some(_) => VERSION,
+            None => WITHOUT_DETACHED,
+        };
+        Ok(sealed(version, &body))
     }
 
     /// Puts the first line before a body.
     #[doc(hidden)]
     #[must_use]
     pub fn seal(body: &[u8]) -> Vec<u8> {
-        let mut sealed = header(VERSION, body).into_bytes();
-        sealed.extend_from_slice(body);
-        sealed
+        sealed(WITHOUT_DETACHED, body)
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) gave, and nothing else.
@@ -126,6 +132,12 @@ impl Record {
         }
         Ok(record)
     }
+}
+
+fn sealed(version: u32, body: &[u8]) -> Vec<u8> {
+    let mut sealed = header(version, body).into_bytes();
+    sealed.extend_from_slice(body);
+    sealed
 }
 
 fn header(version: u32, body: &[u8]) -> String {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use super::conflict::{self, Reservation};
-use super::record::{Record, VolumeSpec};
+use super::record::{Detached, Record, VolumeSpec};
 use super::{InFlight, Journal, Shared, Table, file};
 use crate::crash::point;
 use crate::deadline::Deadline;
@@ -19,7 +19,12 @@ use crate::scsi::Identity;
 pub(in crate::engine) struct VolumeGuard {
     shared: Arc<Shared>,
     volume: VolumeId,
+    /// The record of the volume's detach, as it was when the turn began.
+    detached: Option<Record>,
 }
+
+/// How many records of detached volumes are kept.
+const MOST_DETACHED: usize = 1024;
 
 impl Journal {
     /// Waits until nobody works on the volume, and takes the turn. With `wanted`
@@ -55,10 +60,12 @@ impl Journal {
             names: Vec::new(),
         };
         table.in_flight.insert(volume.clone(), in_flight);
+        let detached = table.detached.get(volume).cloned();
         drop(table);
         Ok(Arc::new(VolumeGuard {
             shared: Arc::clone(&self.shared),
             volume: volume.clone(),
+            detached,
         }))
     }
 
@@ -69,6 +76,36 @@ impl Journal {
 }
 
 impl Table {
+    fn insert(&mut self, record: Record) {
+        let volume = record.volume.clone();
+        self.remove(&volume);
+        let records = match record.detached {
+            Some(_) => &mut self.detached,
+            None => &mut self.records,
+        };
+        records.insert(volume, record);
+    }
+
+    fn remove(&mut self, volume: &VolumeId) {
+        self.records.remove(volume);
+        self.detached.remove(volume);
+    }
+
+    /// The volumes beyond [`MOST_DETACHED`] that were detached longest ago, but for those
+    /// that are being worked on.
+    fn detached_too_long_ago(&self) -> Vec<VolumeId> {
+        let too_many = self.detached.len().saturating_sub(MOST_DETACHED);
+        if too_many == 0 {
+            return Vec::new();
+        }
+        let idle = self.detached.values();
+        let idle = idle.filter(|record| !self.in_flight.contains_key(&record.volume));
+        let mut by_age: Vec<&Record> = idle.collect();
+        by_age.sort_by_key(|record| record.detached.as_ref().map(|detached| &detached.at));
+        let oldest = by_age.into_iter().take(too_many);
+        oldest.map(|record| record.volume.clone()).collect()
+    }
+
     /// What all volumes lay claim to.
     fn reservations(&self) -> impl Iterator<Item = Reservation<'_>> {
         let in_flight = self.in_flight.iter().filter_map(|(volume, in_flight)| {
@@ -96,6 +133,11 @@ impl VolumeGuard {
     /// The volume's record.
     pub(in crate::engine) fn record(&self) -> Option<Record> {
         self.shared.table().records.get(&self.volume).cloned()
+    }
+
+    /// The record of the volume's detach, where that was proven before the turn began.
+    pub(in crate::engine) fn detached(&self) -> Option<&Record> {
+        self.detached.as_ref()
     }
 
     /// Claims the unit that the volume's source was found to lead to.
@@ -146,7 +188,10 @@ impl VolumeGuard {
         self.run(deadline, move |guard, name| {
             let directory = &guard.shared.directory;
             let path = directory.join(name);
-            let known = guard.shared.table().records.contains_key(&guard.volume);
+            let table = guard.shared.table();
+            let is_live = table.records.contains_key(&guard.volume);
+            let known = is_live || table.detached.contains_key(&guard.volume);
+            drop(table);
             if !known && path.symlink_metadata().is_ok() {
                 let message =
                     "the file at its place is no readable record, or could not be set aside";
@@ -154,8 +199,7 @@ impl VolumeGuard {
             }
             file::replace(directory, name, &bytes)?;
             // It is there, whatever becomes of the rest.
-            let volume = guard.volume.clone();
-            guard.shared.table().records.insert(volume, record);
+            guard.shared.table().insert(record);
             (guard.shared.sync)(directory)?;
             point!(JournalKept);
             Ok(())
@@ -181,7 +225,7 @@ impl VolumeGuard {
             let limit = deadline.for_rollback();
             let restored = match before {
                 Some(before) => self.write(before, limit),
-                None => self.remove(limit),
+                None => self.undo(limit),
             };
             if let Err(error) = restored {
                 tracing::warn!(%error, "the record is restored, and may not outlive the machine");
@@ -190,7 +234,57 @@ impl VolumeGuard {
         Err(error)
     }
 
-    /// Removes the record: nothing of the volume is left on this machine.
+    /// Writes into the record that nothing of the volume is left on this machine. If that
+    /// cannot be written, as on a full disk, this removes the record: only the answer to a
+    /// repeated detach is lost then.
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove).
+    pub(in crate::engine) fn finish(
+        self: &Arc<Self>,
+        record: Record,
+        detached: Detached,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let record = Record {
+            intent: None,
+            detached: Some(detached),
+            ..record
+        };
+        match self.write(record, deadline) {
+            Ok(()) => {}
+            Err(error) if error.kind().is_timeout_or_cancel() => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "the detach is not written down: the record goes");
+                return self.remove(deadline);
+            }
+        }
+        let removed = self.run(deadline, |guard, _| {
+            for volume in guard.shared.table().detached_too_long_ago() {
+                file::remove(&guard.shared.directory, &file::name_of(&volume))?;
+                guard.shared.table().remove(&volume);
+            }
+            Ok(())
+        });
+        if let Err(error) = removed {
+            // The next detach of any volume tries again.
+            tracing::warn!(%error, "old records of detached volumes stay");
+        }
+        Ok(())
+    }
+
+    /// The record is as it was before an attach that has left nothing.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write) and [`remove`](Self::remove).
+    pub(in crate::engine) fn undo(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
+        match &self.detached {
+            Some(record) => self.write(record.clone(), deadline),
+            None => self.remove(deadline),
+        }
+    }
+
+    /// Removes the record, of whichever kind.
     ///
     /// # Errors
     /// `Io` where the record stays, or where it went and the disk was not told so;
@@ -199,7 +293,7 @@ impl VolumeGuard {
         self.run(deadline, |guard, name| {
             file::remove(&guard.shared.directory, name)?;
             // It is gone, whatever becomes of the rest.
-            guard.shared.table().records.remove(&guard.volume);
+            guard.shared.table().remove(&guard.volume);
             (guard.shared.sync)(&guard.shared.directory)?;
             point!(JournalForgotten);
             Ok(())
@@ -232,12 +326,56 @@ impl Drop for VolumeGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::time::Duration;
 
     use super::*;
     use crate::engine::{AttachRequest, Engine};
     use crate::id::Source;
     use crate::kernel::Roots;
+
+    #[test]
+    fn of_many_detached_volumes_the_newest_are_kept() {
+        let record = |number: usize| {
+            let at = format!("2026-01-01T00:00:{number:05}Z");
+            let source: Source = "scsi:1:0:0:1".parse().unwrap();
+            Record {
+                volume: format!("pvc-{}", MOST_DETACHED + 5 - number)
+                    .parse()
+                    .unwrap(),
+                spec: VolumeSpec::of(&AttachRequest::new(source)),
+                intent: None,
+                outcome: None,
+                boot: None,
+                detached: Some(Detached {
+                    safe_to_unmap: true,
+                    not_looked_at: Vec::new(),
+                    at,
+                }),
+            }
+        };
+        let mut table = Table {
+            records: BTreeMap::new(),
+            detached: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+        };
+        for number in 0..MOST_DETACHED {
+            table.insert(record(number));
+        }
+        assert_eq!(table.detached_too_long_ago(), []);
+        for number in MOST_DETACHED..MOST_DETACHED + 2 {
+            table.insert(record(number));
+        }
+        let oldest = [0, 1].map(|number| record(number).volume);
+        assert_eq!(table.detached_too_long_ago(), oldest);
+        table
+            .in_flight
+            .insert(oldest[0].clone(), InFlight::default());
+        assert_eq!(
+            table.detached_too_long_ago(),
+            [1, 2].map(|number| record(number).volume)
+        );
+    }
 
     #[test]
     fn a_unit_is_claimed_once_also_by_those_who_go_on_with_what_their_records_say() {
@@ -254,6 +392,7 @@ mod tests {
                 intent: None,
                 outcome: None,
                 boot: None,
+                detached: None,
             };
             let guard = journal.guard(&volume, None, deadline).unwrap();
             guard.write(record, deadline).unwrap();

@@ -30,6 +30,8 @@ const TRIES: u32 = 16;
 pub(super) struct Found {
     pub(super) lock: Flock<File>,
     pub(super) records: BTreeMap<VolumeId, Record>,
+    /// Those whose detach is proven.
+    pub(super) detached: BTreeMap<VolumeId, Record>,
     pub(super) problems: Vec<Problem>,
 }
 
@@ -44,6 +46,7 @@ pub(super) fn open(directory: &Path) -> Result<Found> {
     let mut found = Found {
         lock,
         records: BTreeMap::new(),
+        detached: BTreeMap::new(),
         problems: Vec::new(),
     };
     let names = names(directory)?;
@@ -108,6 +111,7 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
             read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text))
         };
         match record {
+            Ok(record) if record.detached.is_some() => view.detached.push(record),
             Ok(record) => view.records.push(record),
             // Its holder has removed it meanwhile.
             Err(_) if path.symlink_metadata().is_err() => {}
@@ -118,7 +122,9 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
         }
     }
     view.failing = failing::read(directory);
-    view.records.sort_by(|a, b| a.volume.cmp(&b.volume));
+    for records in [&mut view.records, &mut view.detached] {
+        records.sort_by(|a, b| a.volume.cmp(&b.volume));
+    }
     Ok(view)
 }
 
@@ -223,7 +229,11 @@ impl Found {
     fn take_in(&mut self, path: PathBuf, record: Result<Record, Fault>) {
         match record {
             Ok(record) => {
-                self.records.insert(record.volume.clone(), record);
+                let records = match record.detached {
+                    Some(_) => &mut self.detached,
+                    None => &mut self.records,
+                };
+                records.insert(record.volume.clone(), record);
             }
             // It may be a good record, which a later start can read.
             Err(fault) if fault.kind == FaultKind::Unreadable => self.report(path, fault),

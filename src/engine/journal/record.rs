@@ -7,12 +7,15 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{AttachRequest, Attachment, Multipath, NbdOptions, Unit};
+use crate::engine::{
+    AttachRequest, Attachment, Detachment, Multipath, NbdOptions, NotLookedAt, Unit,
+};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{
     BackendId, ContentName, DevNo, DiskSeq, InterfaceName, Iqn, NbdIndex, Source, VolumeId, Wwid,
 };
 use crate::iscsi::{CredentialsSource, Proof, SessionName, SessionOptions, Tunables};
+use crate::nbd::TlsInfo;
 
 /// One volume: how it is attached, what is under way, and what was read back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +36,25 @@ pub struct Record {
     /// means another device after the next. Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<String>,
+    /// What its detach has proven. Such a record says that nothing of the volume is left on
+    /// this machine, and the journal keeps it for a repeated detach: see
+    /// [`Journal::detached`](super::Journal::detached).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detached: Option<Detached>,
+}
+
+/// What a detach has proven.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Detached {
+    /// As [`Detachment::safe_to_unmap`](crate::Detachment::safe_to_unmap).
+    pub safe_to_unmap: bool,
+    /// As [`Detachment::not_looked_at`](crate::Detachment::not_looked_at).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_looked_at: Vec<NotLookedAt>,
+    /// When, by the machine's clock, in UTC.
+    pub at: String,
 }
 
 /// How a volume is attached, without what was asked of a single call.
@@ -163,6 +185,10 @@ pub struct Outcome {
     /// earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<ContentName>>,
+    /// The TLS of the last NBD connection that a process with this journal made: by an
+    /// attach, or by a reconciler's reconnect since. `None` without TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsInfo>,
     /// When it was read back.
     pub at: String,
 }
@@ -318,6 +344,16 @@ impl AttachRequest {
     }
 }
 
+impl Detached {
+    pub(in crate::engine) fn of(detachment: &Detachment) -> Self {
+        Self {
+            safe_to_unmap: detachment.safe_to_unmap,
+            not_looked_at: detachment.not_looked_at.clone(),
+            at: now(),
+        }
+    }
+}
+
 impl Intent {
     /// It begins now.
     pub(in crate::engine) fn now(operation: Operation) -> Self {
@@ -329,10 +365,23 @@ impl Intent {
 }
 
 impl Outcome {
+    /// The outcome of an attach of a volume whose last outcome is `last`. Where the device
+    /// is the same, the TLS of connections that another process made stays known.
+    pub(in crate::engine) fn after(attachment: &Attachment, last: Option<&Self>) -> Self {
+        let mut new = Self::of(attachment);
+        if let Some(last) = last
+            && !attachment.changed
+            && (last.devno, last.diskseq) == (new.devno, new.diskseq)
+        {
+            new.tls = new.tls.or_else(|| last.tls.clone());
+        }
+        new
+    }
+
     pub(in crate::engine) fn of(attachment: &Attachment) -> Self {
-        let (map, content) = match &attachment.unit {
-            Unit::Scsi { map, .. } => (map.clone(), None),
-            Unit::Nbd { content, .. } => (None, content.clone()),
+        let (map, content, tls) = match &attachment.unit {
+            Unit::Scsi { map, .. } => (map.clone(), None, None),
+            Unit::Nbd { content, tls, .. } => (None, content.clone(), tls.clone()),
         };
         let identity = attachment.identity();
         Self {
@@ -344,6 +393,7 @@ impl Outcome {
             map,
             nbd_index: attachment.nbd_index(),
             content,
+            tls,
             at: now(),
         }
     }

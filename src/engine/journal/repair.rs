@@ -14,7 +14,8 @@ use crate::id::VolumeId;
 use crate::kernel::worker;
 
 impl Journal {
-    /// Removes the record of a volume and returns it. No device is touched: where the
+    /// Removes the record of a volume, also of one that was [detached](Self::detached), and
+    /// returns it. No device is touched: where the
     /// volume is attached it stays so, and belongs to no volume of this journal any more.
     ///
     /// # Errors
@@ -23,7 +24,8 @@ impl Journal {
     /// `Io`.
     pub fn forget(&self, volume: &VolumeId, deadline: Deadline) -> Result<Record> {
         let guard = self.guard(volume, None, deadline)?;
-        let record = guard.record().ok_or_else(|| {
+        let record = guard.record().or_else(|| guard.detached().cloned());
+        let record = record.ok_or_else(|| {
             let message = format!("the journal has no volume {volume}");
             Error::new(ErrorKind::NotFound, message).at(Stage::Journal)
         })?;

@@ -14,6 +14,9 @@ use crate::scsi::Identity;
 pub struct JournalView {
     /// Its records, by volume.
     pub records: Vec<Record>,
+    /// Those of volumes whose detach is proven, by volume: see
+    /// [`Journal::detached`](super::Journal::detached).
+    pub detached: Vec<Record>,
     /// Files that are no records. None was touched.
     pub problems: Vec<Problem>,
     /// The volumes that its holder fails to bring to what is wanted, and when it

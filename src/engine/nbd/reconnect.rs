@@ -1,6 +1,7 @@
 //! The healing of one NBD device.
 
 mod content;
+mod receivers;
 mod replace;
 mod server;
 
@@ -188,6 +189,11 @@ impl NbdReconnect {
                 return Ok(HealOutcome::Degraded(failure));
             }
         }
+        if self.adopted.is_some()
+            && let Some(failure) = self.receive_over_each(engine, deadline)?
+        {
+            return Ok(HealOutcome::Degraded(failure));
+        }
         let adopted = self.adopted.take();
         Ok(adopted.map_or(HealOutcome::Healthy, HealOutcome::Adopted))
     }
@@ -219,7 +225,7 @@ impl NbdReconnect {
             match self.probe_io(engine, turn)? {
                 ProbeResult::Answers => break,
                 ProbeResult::Fails => self.pause(engine, turn),
-                ProbeResult::Waits => {}
+                ProbeResult::Waits => self.free_receivers(engine),
             }
             if deadline.has_passed() {
                 let what = format!("a read of nbd{} over its connections", self.index());

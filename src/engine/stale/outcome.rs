@@ -101,7 +101,7 @@ impl Engine {
         let _address = self.lock_addresses(BTreeSet::from([hctl]), limit)?;
         let _unit = self.lock_unit(&proof.was.names, limit)?;
         // An attach that had it meanwhile has written down whose it is.
-        if let Some(volume) = owner(&proof.was, hctl) {
+        if let Some(volume) = owner(&proof.was, hctl)? {
             let message = format!("it belongs to volume {volume} now");
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Lock));
         }
@@ -128,4 +128,4 @@ fn no_proof(why: &str) -> Error {
 }
 
 /// Whose a unit is.
-pub(super) type Owner<'a> = &'a (dyn Fn(&Identity, Hctl) -> Option<VolumeId> + Sync);
+pub(super) type Owner<'a> = &'a (dyn Fn(&Identity, Hctl) -> Result<Option<VolumeId>> + Sync);

@@ -34,8 +34,8 @@ fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
         listed: 2,
     };
     let not_supported = Evidence::NotSupported { command: "INQUIRY" };
-    let nobody = |_: &Identity, _| None;
-    let volume = |_: &Identity, _| Some("pvc-1".parse().unwrap());
+    let nobody = |_: &Identity, _| Ok(None);
+    let volume = |_: &Identity, _| Ok(Some("pvc-1".parse().unwrap()));
     let acts: [(&Evidence, Owner<'_>); 4] = [
         (&not_listed, &nobody),
         (&not_listed, &volume),
@@ -78,4 +78,36 @@ fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
             "not_supported skipped 2"
         ]
     );
+}
+
+#[test]
+fn journals_of_others_are_read_anew_and_one_that_cannot_be_read_keeps_everything() {
+    let root = tempfile::tempdir().unwrap();
+    let engine = Engine::start(Roots::below(root.path())).unwrap();
+    let directories = ["agent", "other"].map(|name| root.path().join(name));
+    let [agent, other] = &directories;
+    let soon = Deadline::after(std::time::Duration::from_secs(30));
+    let hctl = "1:0:0:4".parse().unwrap();
+    let owner = || {
+        let nameless = Identity::default();
+        engine.owner_in(&directories, &nameless, hctl, soon)
+    };
+    assert_eq!(owner().unwrap(), None, "nobody keeps a journal there");
+    std::fs::create_dir(other).unwrap();
+    std::fs::write(other.join("journal.lock"), "").unwrap();
+    assert_eq!(owner().unwrap(), None);
+    let body = r#"{"volume":"pvc-1","spec":{"sources":["scsi:1:0:0:4"],"expect":null,
+        "min_paths":1,"multipath":"off","nbd":null},"intent":null,"outcome":null}"#;
+    let record = crate::engine::journal::Record::seal(body.as_bytes());
+    std::fs::write(other.join("pvc-1.json"), &record).unwrap();
+    assert_eq!(owner().unwrap().unwrap().as_str(), "pvc-1");
+
+    std::fs::create_dir(agent).unwrap();
+    std::fs::write(agent.join("journal.lock"), "").unwrap();
+    std::fs::write(agent.join("pvc-2.json"), "lunbd-journal 9 sha512:1").unwrap();
+    let error = owner().unwrap_err();
+    assert!(error.to_string().contains("pvc-2.json"), "{error}");
+    let request = ReapRequest::default();
+    let refused = engine.reap_beside_those_in(&directories, &request, soon);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::NotReady);
 }

@@ -245,7 +245,9 @@ impl Look {
             self.add(device, &Holder::Export { volume });
         }
         let unseen = exports.unknown.into_iter();
-        let unseen = unseen.map(|module| NotLookedAt::Target { module });
+        let unseen = unseen.map(|module| NotLookedAt::Target {
+            module: module.into(),
+        });
         self.not_looked_at.extend(unseen);
         let unseen = exports.unknown_volumes.into_iter();
         let unseen = unseen.map(|volume| NotLookedAt::TargetVolume { volume });

@@ -1,5 +1,6 @@
 //! What a look for users could not see.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -10,7 +11,7 @@ use crate::kernel::{Roots, mounts, process};
 /// A place where users of a disk may be, and which this process could not look at.
 /// That nobody was found there proves nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(tag = "place", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum NotLookedAt {
@@ -40,7 +41,7 @@ pub enum NotLookedAt {
     /// The target's driver is loaded, and configfs is not mounted here.
     Target {
         /// The driver's module.
-        module: &'static str,
+        module: Cow<'static, str>,
     },
     /// What this volume of the kernel's target is on cannot be read, or its path leads
     /// nowhere here.

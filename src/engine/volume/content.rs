@@ -1,20 +1,23 @@
-//! Keeps the journal's content names of NBD volumes up to date: a volume that was blank at
-//! its attach soon gets a file system.
+//! Keeps the journal's content names and TLS of NBD volumes up to date. A volume that was
+//! blank when it was attached has a file system soon after, and a reconnect may meet another
+//! certificate.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::journal::{Journal, Record, VolumeGuard};
+use crate::engine::journal::{Journal, Outcome, VolumeGuard};
 use crate::engine::volume::recover::{Condition, VolumeStatus};
 use crate::error::Result;
-use crate::id::ContentName;
+use crate::id::{BackendId, ContentName};
+use crate::nbd::NbdDevice;
 use crate::uevent::Mode;
 
 impl Engine {
-    /// Records the content names that udev has read of the attached volumes. A failed
-    /// write is repeated at the next event or the next attach.
+    /// Writes into the journal what udev has read of the attached volumes, and the TLS of
+    /// their last connections. What cannot be written now is written at the next event, or
+    /// at the next attach.
     pub(crate) fn learn_contents(&self, journal: &Journal, found: &[VolumeStatus]) {
         /// A write to the journal takes less than this.
         const LIMIT: Duration = Duration::from_secs(5);
@@ -43,35 +46,42 @@ impl Engine {
     pub(super) fn learn_content(&self, guard: &Arc<VolumeGuard>, deadline: Deadline) -> Result<()> {
         if let Some(mut record) = guard.record()
             && record.intent.is_none()
-            && let Some(names) = self.newly_read(&record)?
+            && let Some(nbd) = &record.spec.nbd
             && let Some(outcome) = &mut record.outcome
+            && let Some(device) = self.nbd_of(&nbd.backend)?
         {
-            outcome.content = Some(names);
-            guard.write(record, deadline)?;
+            let names = self.newly_read(&device, &nbd.backend, outcome)?;
+            let tls = self.known_tls(&device, &nbd.backend);
+            let tls = tls.filter(|tls| Some(tls) != outcome.tls.as_ref());
+            if names.is_some() || tls.is_some() {
+                outcome.content = names.or(outcome.content.take());
+                outcome.tls = tls.or(outcome.tls.take());
+                guard.write(record, deadline)?;
+            }
         }
         Ok(())
     }
 
     /// The names that udev has read of the volume's device, where the journal has none of
     /// them.
-    fn newly_read(&self, record: &Record) -> Result<Option<Vec<ContentName>>> {
-        let (Some(nbd), Some(outcome), Mode::Udev) =
-            (&record.spec.nbd, &record.outcome, self.hub().mode())
-        else {
+    fn newly_read(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+        outcome: &Outcome,
+    ) -> Result<Option<Vec<ContentName>>> {
+        if self.hub().mode() != Mode::Udev {
             return Ok(None);
-        };
-        let Some(device) = self.nbd_of(&nbd.backend)? else {
-            return Ok(None);
-        };
+        }
         let read = device.content_by_udev(self.roots())?.unwrap_or_default();
-        // The device may have been detached, so that udev's record is of the next volume.
-        let is_its_own = device.backend()?.as_deref() == Some(nbd.backend.as_str());
+        // Another process may have detached it, and udev's record may be of the next volume.
+        let is_its_own = device.backend()?.as_deref() == Some(backend.as_str());
         let is_news = is_its_own && is_news(&read, outcome.content.as_deref());
         Ok(is_news.then_some(read))
     }
 }
 
-/// An empty list proves nothing, since udev's read may have failed.
+/// That udev has found no name says nothing: its read may have failed.
 fn is_news(read: &[ContentName], known: Option<&[ContentName]>) -> bool {
     let known = known.unwrap_or_default();
     !read.is_empty() && !read.iter().any(|name| known.contains(name))
@@ -81,7 +91,7 @@ fn is_news(read: &[ContentName], known: Option<&[ContentName]>) -> bool {
 mod tests {
     use super::*;
     use crate::engine::AttachRequest;
-    use crate::engine::journal::{Intent, Operation, VolumeSpec};
+    use crate::engine::journal::{Intent, Operation, Record, VolumeSpec};
     use crate::id::{Source, VolumeId};
     use crate::kernel::Roots;
 
@@ -119,7 +129,7 @@ mod tests {
                 },
                 "boot": null,
             });
-            // The JSON is a record of an earlier version.
+            // As an earlier version wrote it.
             let mut record: Record = serde_json::from_value(record).unwrap();
             assert_eq!(record.outcome.as_ref().unwrap().content, None);
             record

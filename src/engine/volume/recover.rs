@@ -263,6 +263,8 @@ impl Engine {
             }
             Some(Operation::Attach) if record.outcome.is_none() => {
                 self.detach_guarded(guard, record.clone(), &DetachVolume::default(), deadline)?;
+                // Nobody was given it.
+                guard.undo(deadline.for_rollback())?;
                 done(Action::Undone)
             }
             Some(Operation::Attach | Operation::Resize { .. }) => {

@@ -43,6 +43,7 @@ impl Node {
             intent: Some(Intent::now(Operation::Attach)),
             outcome: None,
             boot: None,
+            detached: None,
         }
     }
 
@@ -57,6 +58,7 @@ impl Node {
             map: None,
             nbd_index: None,
             content: None,
+            tls: None,
             at: Intent::now(Operation::Attach).begun_at,
         };
         Record {

@@ -60,6 +60,8 @@ pub struct SessionFacts {
     pub connection_state: Option<String>,
     /// It was made here.
     pub ours: bool,
+    /// See [`IscsiSession::creator`].
+    pub creator: Option<i32>,
     /// Who has logged in.
     pub initiator: Option<Iqn>,
     /// To whom.
@@ -97,6 +99,7 @@ impl IscsiSession {
             state,
             connection_state: self.connection_attribute("state")?,
             ours: self.is_lunbd_owned()?,
+            creator: self.creator()?,
             initiator,
             target,
             portal,

@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// `InvalidInput` for a recovery timeout that is no whole number of seconds, and for settings
 /// that contradict each other;
 /// `NotSupported` without the module; `NotPermitted`; `NotReady` where the target
-/// closed the connection meanwhile; `InUse` where another process had the right to make
+/// closed the connection meanwhile; `InUse` where another process of lunbd had the right to make
 /// sessions for half of the time, naming it; `TimedOut` at stage `session`.
 pub fn hand_over(
     roots: &Roots,

@@ -8,14 +8,14 @@ use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, Result, Stage};
 use crate::id::SessionId;
 use crate::kernel::device_dir::DeviceDir;
-use crate::kernel::iscsi_netlink::{Control, CreateLock, Stop};
+use crate::kernel::iscsi_netlink::{Control, NoMaker, Stop};
 use crate::kernel::{Roots, worker};
 
 /// Nobody on this machine makes a session as long as this is there, in whatever
 /// container: see [`lock_creation`].
 #[derive(Debug)]
 pub struct CreateGuard {
-    _right: CreateLock,
+    _nobody: NoMaker,
 }
 
 /// Waits until nobody is between making a session and starting it, and keeps it so
@@ -27,8 +27,8 @@ pub struct CreateGuard {
 /// # Errors
 /// `InUse` where another was at it all the time, until `deadline`.
 pub fn lock_creation(roots: &Roots, deadline: Deadline) -> Result<CreateGuard> {
-    let right = CreateLock::wait(roots, deadline)?;
-    Ok(CreateGuard { _right: right })
+    let nobody = NoMaker::wait(roots, deadline)?;
+    Ok(CreateGuard { _nobody: nobody })
 }
 
 /// Ends the sessions that were made here and never had all of their names, and says
@@ -39,7 +39,7 @@ pub fn lock_creation(roots: &Roots, deadline: Deadline) -> Result<CreateGuard> {
 /// one of ours died in the middle of a login. That it is not one that is being made
 /// right now is proven here: who makes sessions holds the machine's one right to do
 /// so from before the first step until after the last, and this holds it meanwhile.
-/// iscsid's are out of question: their creator is its number.
+/// iscsid's are out of question: their creator is its number, which is positive.
 ///
 /// Linux 5.10 and `iscsi_tcp`, root, the initial network namespace. After a timeout
 /// the kernel finishes what it is at, and a repeated call does the rest.
@@ -52,7 +52,7 @@ pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<Sessi
     if unnamed(roots)?.is_empty() {
         return Ok(Vec::new());
     }
-    let maker = CreateLock::wait(roots, deadline).map_err(|error| error.at(Stage::Session))?;
+    let nobody = NoMaker::wait(roots, deadline).map_err(|error| error.at(Stage::Session))?;
     let roots = roots.clone();
     worker::run(
         Stage::Session,
@@ -72,7 +72,7 @@ pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<Sessi
                 tracing::info!(session = %session.id(), "destroyed: the process that created it was killed");
                 ended.push(session.id());
             }
-            drop(maker);
+            drop(nobody);
             Ok(ended)
         },
     )

@@ -133,15 +133,30 @@ impl IscsiSession {
         Ok(name.and_then(|name| name.strip_prefix("host")?.parse().ok()))
     }
 
-    /// Whether it was made here: its creator is nobody, and its interface has our
+    /// Whether it was made here: its creator is no process, and its interface has our
     /// name. A session of iscsid's has that daemon's number, and one of another
     /// program's another interface.
     ///
     /// # Errors
     /// Where it cannot be read.
     pub fn is_lunbd_owned(&self) -> Result<bool> {
-        let (creator, interface) = (self.attribute("creator")?, self.attribute("ifacename")?);
-        Ok(creator.as_deref() == Some("-1") && interface.as_deref() == Some(INTERFACE))
+        let interface = self.attribute("ifacename")?;
+        Ok(interface.as_deref() == Some(INTERFACE) && self.is_of_no_process()?)
+    }
+
+    /// Its creator, the netlink port that it was made from: -1 of one that iscsid leaves
+    /// alone, another negative number of one of ours where a process had the port -1, and of
+    /// iscsid's its process's number. `None` where the session is gone.
+    ///
+    /// # Errors
+    /// Where it cannot be read.
+    pub fn creator(&self) -> Result<Option<i32>> {
+        let creator = self.attribute("creator")?;
+        Ok(creator.and_then(|creator| creator.parse().ok()))
+    }
+
+    fn is_of_no_process(&self) -> Result<bool> {
+        Ok(self.creator()?.is_some_and(|creator| creator < 0))
     }
 
     /// Whether it has no names and carries no I/O, and no daemon's number: it is being
@@ -150,7 +165,7 @@ impl IscsiSession {
     /// # Errors
     /// Where it cannot be read.
     pub fn is_nameless(&self) -> Result<bool> {
-        if !self.carries_no_io()? || self.attribute("creator")?.as_deref() != Some("-1") {
+        if !self.carries_no_io()? || !self.is_of_no_process()? {
             return Ok(false);
         }
         let has_name = |name| {

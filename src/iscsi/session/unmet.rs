@@ -13,7 +13,9 @@ use crate::kernel::{Roots, sysfs};
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct UnmetSetting {
-    /// The setting: a [`Tunable`]'s name, `interface` or `source_address`.
+    /// The setting: a [`Tunable`]'s name, `interface` or `source_address`; or `creator`,
+    /// where another process had the [netlink port](IscsiSession::creator) when the
+    /// session was made, and an iscsid that starts later takes the session up.
     pub name: &'static str,
     /// What the caller chose.
     pub wanted: String,
@@ -66,6 +68,11 @@ impl IscsiSession {
         }
         if let Some(address) = &options.local.address {
             compare("source_address", address.to_string(), of_host("ipaddress"));
+        }
+        let creator = self.creator().ok().flatten();
+        if creator != Some(-1) && self.is_lunbd_owned().unwrap_or(false) {
+            let found = creator.map(|creator| creator.to_string());
+            compare("creator", "-1".to_owned(), found);
         }
         unmet
     }

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::failed;
+use super::socket::failed;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::SessionId;

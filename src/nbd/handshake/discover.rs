@@ -31,6 +31,15 @@ pub struct DiscoveredExport {
     pub error: Option<Error>,
 }
 
+impl DiscoveredExport {
+    /// Whether the server has not refused the export: it may report more to a client that
+    /// opens it.
+    pub(in crate::nbd) fn may_say_more(&self) -> bool {
+        let error = self.error.as_ref().map(Error::kind);
+        matches!(error, Some(ErrorKind::Protocol | ErrorKind::NotSupported))
+    }
+}
+
 /// The exports that a server lists (`OPT_LIST`), each with its size, flags and block sizes
 /// (`OPT_INFO`), in the order of the list. None is opened for I/O. The stream is of no more
 /// use afterwards; its reads and writes must give up by themselves when `deadline` passes,

@@ -20,7 +20,10 @@ pub(super) fn of(error: &io::Error, name: &str, deadline: Deadline) -> Error {
     if deadline.has_passed() {
         return Error::timed_out(Stage::Tls, deadline, "the TLS handshake");
     }
-    let message = format!("the connection broke in the TLS handshake: {error}");
+    let message = format!(
+        "the connection broke in the TLS handshake: {error}; a server without ChaCha20-Poly1305, \
+         which alone is offered, may end it without an alert"
+    );
     Error::new(ErrorKind::Unreachable, message).at(Stage::Tls)
 }
 

@@ -14,27 +14,31 @@ use zeroize::Zeroize as _;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::tcp;
+use crate::nbd::tls_info::{TlsCipher, TlsVersion};
 
-/// Gives the kernel the keys and the numbers of the next records; returns the cipher's
-/// name.
+/// Gives the kernel the keys and the numbers of the next records; returns the version and
+/// the cipher that it uses.
 ///
 /// # Errors
 /// `NotSupported` where the kernel has no TLS, or not this cipher; `Unreachable` where the
 /// connection has ended.
-pub(super) fn to_kernel(session: ClientConnection, stream: &OwnedFd) -> Result<String> {
-    let version = match session.protocol_version() {
-        Some(ProtocolVersion::TLSv1_2) => libc::TLS_1_2_VERSION,
-        Some(ProtocolVersion::TLSv1_3) => libc::TLS_1_3_VERSION,
+pub(super) fn to_kernel(
+    session: ClientConnection,
+    stream: &OwnedFd,
+) -> Result<(TlsVersion, TlsCipher)> {
+    let (version, number_of_version) = match session.protocol_version() {
+        Some(ProtocolVersion::TLSv1_2) => (TlsVersion::V1_2, libc::TLS_1_2_VERSION),
+        Some(ProtocolVersion::TLSv1_3) => (TlsVersion::V1_3, libc::TLS_1_3_VERSION),
         other => return Err(unusable(&format!("the version {other:?}"))),
     };
-    let suite = session.negotiated_cipher_suite().map(|suite| suite.suite());
-    let name = format!("{suite:?}");
+    let cipher = TlsCipher::ChaCha20Poly1305;
     let secrets = session
         .dangerous_extract_secrets()
         .map_err(|error| unusable(&error.to_string()))?;
     begin(stream)?;
     let refused = |errno: Errno| {
-        let error = Error::of_errno(&format!("the kernel takes no keys of {name}"), errno);
+        let what = format!("the kernel takes no keys of TLS {version} {cipher}");
+        let error = Error::of_errno(&what, errno);
         match errno {
             // No such cipher in the crypto API, or in this version of its TLS.
             Errno::ENOENT | Errno::EINVAL | Errno::EOPNOTSUPP => {
@@ -44,12 +48,12 @@ pub(super) fn to_kernel(session: ClientConnection, stream: &OwnedFd) -> Result<S
         }
     };
     let (number, keys) = secrets.tx;
-    let keys = Keys::new(version, number, keys)?;
+    let keys = Keys::new(number_of_version, number, keys)?;
     setsockopt(stream, TcpTlsTx, &keys.info()).map_err(refused)?;
     let (number, keys) = secrets.rx;
-    let keys = Keys::new(version, number, keys)?;
+    let keys = Keys::new(number_of_version, number, keys)?;
     setsockopt(stream, TcpTlsRx, &keys.info()).map_err(refused)?;
-    Ok(name)
+    Ok((version, cipher))
 }
 
 fn unusable(what: &str) -> Error {

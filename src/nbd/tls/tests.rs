@@ -10,6 +10,8 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use tempfile::TempDir;
 
 use super::*;
+use crate::id::NbdUri;
+use crate::nbd::ServerCertificate;
 
 const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const SIZE: u64 = 8 << 20;
@@ -134,14 +136,19 @@ fn serve(config: Option<ServerConfig>) -> (u16, JoinHandle<()>) {
     (port, serving)
 }
 
-fn agreed(config: Option<ServerConfig>, directory: &TempDir, name: &str) -> Result<u64> {
+/// The size of the export, and the certificate that the server showed.
+fn agreed(
+    config: Option<ServerConfig>,
+    directory: &TempDir,
+    name: &str,
+) -> Result<(u64, ServerCertificate)> {
     let (port, serving) = serve(config);
     let directory = Some(directory.path());
     let uri = NbdUri::tls("127.0.0.1", Some(port), "x", directory, Some(name)).unwrap();
     let deadline = Deadline::after(Duration::from_secs(60));
     let stream = OwnedFd::from(TcpStream::connect(("127.0.0.1", port)).unwrap());
-    let agreed =
-        agree(&stream, &uri, deadline).and_then(|(export, session)| session.map(|_| export.size));
+    let agreed = agree(&stream, uri.server(), uri.export(), deadline)
+        .and_then(|(export, session)| Ok((export.size, certificate::of_server(&session?)?)));
     drop(stream);
     serving.join().unwrap();
     agreed
@@ -150,7 +157,12 @@ fn agreed(config: Option<ServerConfig>, directory: &TempDir, name: &str) -> Resu
 #[test]
 fn an_export_is_agreed_on_in_tls() {
     let Authority { directory, server } = Authority::new("localhost");
-    assert_eq!(agreed(Some(server), &directory, "localhost").unwrap(), SIZE);
+    let (size, certificate) = agreed(Some(server), &directory, "localhost").unwrap();
+    assert_eq!(size, SIZE);
+    // What rcgen writes where nothing else is asked for.
+    assert_eq!(certificate.subject, "CN=rcgen self signed cert");
+    let end = humantime::format_rfc3339_seconds(certificate.valid_until);
+    assert_eq!(end.to_string(), "4096-01-01T00:00:00Z");
 }
 
 #[test]
@@ -177,7 +189,8 @@ fn a_server_that_wants_a_certificate_gets_it_or_is_understood() {
     assert_eq!(error.kind(), ErrorKind::NotPermitted, "{error}");
     assert!(error.to_string().contains("client-cert.pem"), "{error}");
     let Authority { directory, server } = asks().gives_client_its_certificate();
-    assert_eq!(agreed(Some(server), &directory, "localhost").unwrap(), SIZE);
+    let (size, _) = agreed(Some(server), &directory, "localhost").unwrap();
+    assert_eq!(size, SIZE);
 }
 
 #[test]

@@ -158,3 +158,33 @@ fn a_path_that_the_kernel_takes_for_empty_has_its_volume_asked_at_the_next_look(
     let job = take(&mut state, StepKind::Prove);
     assert_eq!(job.step.reason, "the kernel takes 2:0:0:1 for empty");
 }
+
+#[test]
+fn a_certificate_that_ends_within_30_days_is_told_of_once() {
+    let with_days_left = |days: u64| {
+        let source: Source = "nbds://192.0.2.1/vol-7".parse().unwrap();
+        let spec = VolumeSpec::of(&AttachRequest::new(source));
+        let mut there = VolumeStatus::new(id(0), spec, Condition::Complete);
+        let end = SystemTime::now() + Duration::from_secs(days * 24 * 60 * 60);
+        let end = humantime::format_rfc3339_seconds(end).to_string();
+        let tls = serde_json::json!({
+            "version": "1.3",
+            "cipher": "chacha20-poly1305",
+            "certificate": {"subject": "CN=storage.example", "valid_until": end},
+        });
+        there.tls = serde_json::from_value(tls).unwrap();
+        there
+    };
+    let mut state = State::default();
+    let mut told = |there: &VolumeStatus| {
+        let events = look(&mut state, there.clone());
+        let ends = |event: &&Event| matches!(event, Event::CertificateEnds { .. });
+        events.iter().filter(ends).count()
+    };
+    assert_eq!(told(&with_days_left(31)), 0);
+    let soon = with_days_left(29);
+    assert_eq!(told(&soon), 1);
+    assert_eq!(told(&soon), 0);
+    // A renewed one has an end of its own.
+    assert_eq!(told(&with_days_left(10)), 1);
+}

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn news_names_the_session_wherever_the_kernel_puts_it() {
+    fn an_event_names_the_session_wherever_the_kernel_puts_it() {
         let of = |kind| made(kind, 0, [1, 2, 3]);
         assert_eq!(
             event(&of(102)),

@@ -1,9 +1,11 @@
 //! What the bench measures in the guest and the host keeps and draws.
 
 mod scale;
+mod tls;
 
 pub use scale::{Beside, Call, Scale, ScaleWay};
 use serde::{Deserialize, Serialize};
+pub use tls::{Tls, TlsLoad, TlsWay};
 
 /// One boot's measurements; a part that was not asked for is not there.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -32,6 +34,9 @@ pub struct Figures {
     /// One more device beside others.
     #[serde(default)]
     pub scale: Option<Scale>,
+    /// One NBD device with and without TLS.
+    #[serde(default)]
+    pub tls: Option<Tls>,
 }
 
 /// From the start of a process to its end.

@@ -1,10 +1,13 @@
 //! The calls of an agent that links `lunbd`, on the target of a test.
 
+use std::fs;
 use std::fs::OpenOptions;
 use std::io::{Read as _, Seek as _, Write as _};
+use std::path::Path;
 use std::time::Duration;
 
 use lunbd::engine::DetachFailure;
+use lunbd::engine::journal::Record;
 use lunbd::id::{Hctl, HostNo, Lun};
 use lunbd::transport::RouteKind;
 use lunbd::{AttachRequest, Attachment, Deadline, Detachment, Engine, Roots, Source};
@@ -96,4 +99,18 @@ pub fn writes_and_reads(attachment: &Attachment) {
     let mut found = vec![0; data.len()];
     disk.read_exact(&mut found).expect("a read");
     assert!(found == data, "other data came back");
+}
+
+/// The names in a journal's directory, but for its lock and for the records of volumes
+/// whose detach is proven.
+#[must_use]
+pub fn journal_files(journal: &Path) -> Vec<String> {
+    let is_detached = |name: &str| {
+        let read = fs::read(journal.join(name)).ok();
+        let record = read.and_then(|bytes| Record::parse(&bytes).ok());
+        record.is_some_and(|record| record.detached.is_some())
+    };
+    let mut names = super::entries(journal);
+    names.retain(|name| name != "journal.lock" && !is_detached(name));
+    names
 }

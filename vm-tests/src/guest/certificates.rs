@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    KeyPair, KeyUsagePurpose, date_time_ymd,
 };
+use time::OffsetDateTime;
 
 use super::directory::Directory;
 
@@ -54,10 +56,25 @@ impl Certificates {
         self.give("server", ExtendedKeyUsagePurpose::ServerAuth);
     }
 
+    /// Gives the server another, which is valid until this time.
+    ///
+    /// # Panics
+    /// Where the time is before 1970.
+    pub fn renew_until(&self, end: SystemTime) {
+        let since = end.duration_since(UNIX_EPOCH).expect("a time after 1970");
+        let end = date_time_ymd(1970, 1, 1) + since;
+        self.give_until("server", ExtendedKeyUsagePurpose::ServerAuth, Some(end));
+    }
+
     fn give(&self, to: &str, purpose: ExtendedKeyUsagePurpose) {
+        self.give_until(to, purpose, None);
+    }
+
+    fn give_until(&self, to: &str, purpose: ExtendedKeyUsagePurpose, end: Option<OffsetDateTime>) {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
         params.distinguished_name.push(DnType::CommonName, to);
         params.extended_key_usages = vec![purpose];
+        params.not_after = end.unwrap_or(params.not_after);
         params.key_usages = vec![
             KeyUsagePurpose::DigitalSignature,
             KeyUsagePurpose::KeyEncipherment,

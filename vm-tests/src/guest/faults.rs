@@ -11,6 +11,9 @@ use std::fmt;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
+use lunbd::Deadline;
+
+use super::agent::engine;
 use super::crash::Place;
 use super::fault_table::{FAULTS, Row, expected, faults_of};
 use super::inject::{self, Fault, Traced};
@@ -157,8 +160,13 @@ impl<'a> FaultSweep<'a> {
         }
     }
 
+    /// Whether the journal has the volume, other than as one whose detach is proven.
     fn is_known(&self) -> bool {
-        self.place.path().join("pvc-1.json").exists()
+        let limit = Deadline::after(PATIENCE);
+        let journal = engine().read_journal_at(self.place.path(), limit);
+        let journal = journal.expect("a journal");
+        assert!(journal.problems.is_empty(), "{:?}", journal.problems);
+        !journal.records.is_empty()
     }
 
     /// Runs the sweep and prints the tally. The acts `among` must occur in an undisturbed run.

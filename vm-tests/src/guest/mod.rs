@@ -26,6 +26,7 @@ pub mod keeping;
 #[cfg(feature = "guest")]
 pub mod kills;
 pub mod lio;
+pub mod loopback;
 pub mod md;
 pub mod multipathd;
 pub mod nbd_server;
@@ -39,13 +40,16 @@ pub mod rotation;
 mod scsi_debug;
 mod scsi_disk;
 pub mod served;
-pub mod slow_loopback;
 pub mod stuck_fuse;
 pub mod system_calls;
 mod tcp_reset;
 pub mod terminal;
 pub mod tgt;
 pub mod thread_limit;
+#[cfg(feature = "guest")]
+pub mod tls_proxy;
+#[cfg(feature = "guest")]
+pub mod tls_servers;
 pub mod udev_arrivals;
 pub mod udevd;
 mod uevent_counter;

@@ -192,7 +192,11 @@ impl NbdServer {
         let At::Tcp(address) = &at else {
             unreachable!("just made");
         };
-        let listen = format!("listenaddr = {}\nport = {}", address.ip(), address.port());
+        let listen = format!(
+            "listenaddr = {}\nport = {}\nallowlist = true",
+            address.ip(),
+            address.port()
+        );
         let (file, options) = (file.display(), options.join("\n"));
         let configuration =
             format!("[generic]\n{listen}\n{generic}\n[{export}]\nexportname = {file}\n{options}\n");

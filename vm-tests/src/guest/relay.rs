@@ -1,7 +1,7 @@
 //! A TCP relay in front of servers. One address leads first to one server and later to another,
 //! while connections to the first continue.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,6 +20,9 @@ pub struct Relay {
 struct Shared {
     ends: AtomicBool,
     leads_to: Mutex<SocketAddr>,
+    /// New connections carry one NBD request, and hold the next.
+    holds: AtomicBool,
+    has_held: AtomicBool,
     carried: Mutex<Vec<Carried>>,
 }
 
@@ -51,6 +54,8 @@ impl Relay {
         let shared = Arc::new(Shared {
             ends: AtomicBool::new(false),
             leads_to: Mutex::new(address_of(server)),
+            holds: AtomicBool::new(false),
+            has_held: AtomicBool::new(false),
             carried: Mutex::default(),
         });
         let mine = Arc::clone(&shared);
@@ -76,6 +81,25 @@ impl Relay {
     /// Connects new connections to `server`. Existing ones continue unchanged.
     pub fn lead_to(&self, server: &NbdServer) {
         *self.shared.leads_to.lock().expect("where it leads") = address_of(server);
+    }
+
+    /// Whether new connections carry one NBD request to the server and hold back the others,
+    /// like a server that no longer answers. A client that sends a request before it hands
+    /// the connection over gets its answer.
+    pub fn hold_all_but_one_request(&self, holds: bool) {
+        self.shared.holds.store(holds, Ordering::Relaxed);
+    }
+
+    /// Whether the relay has held a request back.
+    #[must_use]
+    pub fn has_held_a_request(&self) -> bool {
+        self.shared.has_held.load(Ordering::Relaxed)
+    }
+
+    /// Ends each live connection.
+    pub fn cut_all(&self) {
+        let carried = self.shared.carried.lock().expect("the connections");
+        carried.iter().for_each(Carried::end);
     }
 
     /// Ends the connection at this place among the live ones, oldest first.
@@ -117,17 +141,23 @@ fn address_of(server: &NbdServer) -> SocketAddr {
 }
 
 /// Carries both directions, each on a thread that ends with the connection.
-fn carry(client: TcpStream, shared: &Shared) -> io::Result<()> {
+fn carry(client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
     let server = TcpStream::connect(*shared.leads_to.lock().expect("where it leads"))?;
     let has_ended = Arc::new(AtomicBool::new(false));
-    for (mut from, mut to) in [
-        (client.try_clone()?, server.try_clone()?),
-        (server.try_clone()?, client.try_clone()?),
+    let holds = shared.holds.load(Ordering::Relaxed);
+    for (mut from, mut to, holds) in [
+        (client.try_clone()?, server.try_clone()?, holds),
+        (server.try_clone()?, client.try_clone()?, false),
     ] {
         from.set_nodelay(true)?;
         let has_ended = Arc::clone(&has_ended);
+        let shared = Arc::clone(shared);
         thread::spawn(move || {
-            let _ended = io::copy(&mut from, &mut to);
+            let _ended = if holds {
+                carry_one_request(&mut from, &mut to, &shared.has_held)
+            } else {
+                io::copy(&mut from, &mut to).map(drop)
+            };
             has_ended.store(true, Ordering::Relaxed);
             for stream in [&from, &to] {
                 let _ended_already = stream.shutdown(Shutdown::Both);
@@ -141,4 +171,29 @@ fn carry(client: TcpStream, shared: &Shared) -> io::Result<()> {
         has_ended,
     });
     Ok(())
+}
+
+/// The handshake, and one request of those that follow it.
+fn carry_one_request(
+    from: &mut TcpStream,
+    to: &mut TcpStream,
+    has_held: &AtomicBool,
+) -> io::Result<()> {
+    /// `NBD_REQUEST_MAGIC`. A client waits for the answer to what it said before.
+    const REQUEST: [u8; 4] = [0x25, 0x60, 0x95, 0x13];
+    let mut bytes = [0; 4096];
+    let mut has_carried_one = false;
+    loop {
+        let count = from.read(&mut bytes)?;
+        if count == 0 {
+            return Ok(());
+        }
+        let is_request = bytes[..count].starts_with(&REQUEST);
+        if has_carried_one {
+            has_held.store(true, Ordering::Relaxed);
+        } else {
+            to.write_all(&bytes[..count])?;
+        }
+        has_carried_one |= is_request;
+    }
 }

@@ -1,7 +1,6 @@
 //! `lunbd apply` brings the volumes of a file to their wanted state.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -331,99 +330,4 @@ fn apply_watch_follows_the_file_and_reports_a_broken_version_without_applying_it
         target.devices().is_empty().then_some(())
     });
     drop(agent);
-}
-
-/// A way in which users and programs change a file, and the version that the file has
-/// afterwards.
-type Rewrite = (&'static str, &'static str);
-
-/// `$F` is the file, `$N` a file beside it with the new text, and `$D` the directory.
-const REWRITES: &[Rewrite] = &[
-    ("an editor", "cp $N $F.swp && mv $F.swp $F"),
-    ("cp", "cp $N $F"),
-    (
-        "a slow copy",
-        ": > $F; exec 3>>$F; head -c 40 $N >&3; sleep 1; tail -c +41 $N >&3",
-    ),
-    ("a copy after a removal", "rm $F; sleep 1; cp $N $F"),
-    ("mv", "cp $N $D/other && mv $D/other $F"),
-    ("sed -i", "sed -i 's/^id/id/' $F; cp $N $F"),
-    (
-        "truncation, and later the text",
-        ": > $F; sleep 1; cp $N $F",
-    ),
-    (
-        "another link",
-        "cp $N $D/v1 && ln -s v1 $D/l && mv -T $D/l $F",
-    ),
-    (
-        "another directory",
-        "cp -a $D $D.new && cp $N $D.new/volumes.toml && mv $D $D.old \
-      && mv $D.new $D && rm -r $D.old",
-    ),
-    (
-        "a full disk",
-        "mkdir -p /tmp/full && mount -t tmpfs -o size=4k none /tmp/full; \
-      head -c 4096 /dev/zero > /tmp/full/x; cp $N /tmp/full/v; cp /tmp/full/v $F; sleep 1; \
-      umount /tmp/full; cp $N $F",
-    ),
-    ("an empty file", "cp /dev/null $F; sleep 1; cp $N $F"),
-    ("half a file", "head -c 20 $N > $F; sleep 1; cp $N $F"),
-    (
-        "no permission",
-        "chmod 0 $F; sleep 1; chmod 644 $F; cp $N $F",
-    ),
-];
-
-#[test]
-fn however_the_file_is_rewritten_no_volume_that_each_version_wants_is_ever_detached() {
-    let target = ScsiDebug::options().luns(4).size_mib(16).load();
-    let place = Place::new();
-    let lun = |number| unit(&target, number).to_string();
-    let directory = place.0.join("followed");
-    fs::create_dir(&directory).unwrap();
-    let file = directory.join("volumes.toml");
-    let text = |other: u64| {
-        let volume = |id: &str, number: u64| {
-            format!("[[volume]]\nid = \"{id}\"\nsource = \"{}\"\n", lun(number))
-        };
-        volume("kept", 1) + &volume(&format!("other-{other}"), other)
-    };
-    fs::write(&file, text(2)).unwrap();
-    let agent = Command::new("lunbd")
-        .args(["apply", file.to_str().unwrap(), "--watch"])
-        .args(["--journal", &place.journal()])
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let _agent = Agent(agent);
-    let settles_on = |other: u64, how: &str| {
-        let expected = ["kept".to_owned(), format!("other-{other}")];
-        let expected = expected.map(|volume| (volume, "complete".to_owned()));
-        guest::wait_until(how, LIMIT, || (place.status() == expected).then_some(()));
-    };
-    settles_on(2, "the first version");
-    // A device that is attached again has another directory.
-    let device = || {
-        let hctl = lun(1).replace("scsi:", "");
-        let device = fs::metadata(format!("/sys/bus/scsi/devices/{hctl}/"));
-        device.map(|device| device.ino()).ok()
-    };
-    let kept = device();
-    assert!(kept.is_some());
-    for (number, (how, script)) in REWRITES.iter().enumerate() {
-        let other = if number % 2 == 0 { 3 } else { 2 };
-        let new = place.0.join("new.toml");
-        fs::write(&new, text(other)).unwrap();
-        let shown = |path: &Path| path.display().to_string();
-        let done = Command::new("sh")
-            .args(["-c", script])
-            .env("F", shown(&file))
-            .env("N", shown(&new))
-            .env("D", shown(&directory))
-            .status();
-        println!("{how}: {}", done.unwrap());
-        settles_on(other, how);
-        assert_eq!(device(), kept, "{how}: the volume was detached");
-    }
 }

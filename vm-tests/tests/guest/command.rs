@@ -1,7 +1,9 @@
 //! The `lunbd` command, as a user or a script runs it.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -108,11 +110,8 @@ fn watch_prints_the_kernels_events_and_udevs_as_they_come() {
     // The command listens as soon as it shows an event that this test makes the kernel send.
     let (listening, told) = std::sync::mpsc::channel();
     let nudge = std::thread::spawn(move || {
-        while told
-            .recv_timeout(std::time::Duration::from_millis(50))
-            .is_err()
-        {
-            std::fs::write("/sys/devices/virtual/mem/full/uevent", "change").unwrap();
+        while told.recv_timeout(Duration::from_millis(50)).is_err() {
+            fs::write("/sys/devices/virtual/mem/full/uevent", "change").unwrap();
         }
     });
     let mut next = || json(lines.next().unwrap().unwrap().as_bytes());
@@ -142,25 +141,95 @@ fn watch_prints_the_kernels_events_and_udevs_as_they_come() {
     udevd::settle();
 }
 
+const SIGNALS: [(Signal, i32); 2] = [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)];
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Starts the command with more time than any signal takes.
+fn start(arguments: &[&str]) -> Child {
+    let mut command = Command::new("lunbd");
+    command
+        .args(arguments)
+        .args(["--timeout", "600s", "--json"]);
+    let command = command.stderr(Stdio::piped()).stdout(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Sends the signal to a command that runs, and returns the error of that command.
+fn ended_by(child: Child, signal: Signal, code: i32) -> Value {
+    let pid = i32::try_from(child.id()).unwrap();
+    let tasks = format!("/proc/{pid}/task");
+    guest::wait_until("the command to wait for signals", LIMIT, || {
+        let names = guest::entries(&tasks).into_iter();
+        let mut names =
+            names.filter_map(|task| fs::read_to_string(format!("{tasks}/{task}/comm")).ok());
+        names
+            .any(|name| name.trim() == "lunbd-signals")
+            .then_some(())
+    });
+    kill(Pid::from_raw(pid), signal).unwrap();
+    let output = child.wait_with_output().unwrap();
+    exits(&output, code);
+    let said = json(&output.stderr);
+    assert_eq!(said["kind"], "cancelled", "{said}");
+    said
+}
+
 #[test]
 fn a_signal_ends_an_attach_that_waits_and_what_it_brought_is_gone() {
     guest::enter();
     let target = ScsiDebug::with_luns(8);
     let source = format!("scsi:{}:0:0:2", target.host());
-    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+    for (signal, code) in SIGNALS {
         let stopped = udevd::stopped();
-        let mut attach = Command::new("lunbd");
-        attach.args(["attach", &source, "--timeout", "600s", "--json"]);
-        let attach = attach.stderr(Stdio::piped()).stdout(Stdio::piped());
-        let attach = attach.spawn().unwrap();
+        let attach = start(&["attach", &source]);
         target.wait_for_disk(2);
-        let pid = i32::try_from(attach.id()).unwrap();
-        kill(Pid::from_raw(pid), signal).unwrap();
-        let output = attach.wait_with_output().unwrap();
-        exits(&output, code);
-        assert_eq!(json(&output.stderr)["kind"], "cancelled");
+        ended_by(attach, signal, code);
         drop(stopped);
         assert_eq!(target.devices(), [] as [&str; 0]);
+    }
+    udevd::settle();
+}
+
+#[test]
+fn a_signal_ends_a_detach_that_waits_for_udev_and_the_receipt_says_that_the_disk_is_gone() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(8);
+    let source = format!("scsi:{}:0:0:2", target.host());
+    for (signal, code) in SIGNALS {
+        exits(&guest::lunbd(&["attach", &source]), 0);
+        udevd::settle();
+        let stopped = udevd::stopped();
+        let detach = start(&["detach", &source]);
+        guest::wait_until("the disk to be gone", LIMIT, || {
+            target.devices().is_empty().then_some(())
+        });
+        let said = ended_by(detach, signal, code);
+        assert_eq!(said["stage"], "settle", "{said}");
+        assert_eq!(said["receipt"]["paths"][0]["gone"], true, "{said}");
+        drop(stopped);
+        udevd::settle();
+        let again = guest::lunbd(&["detach", &source, "--json"]);
+        exits(&again, 0);
+        assert_eq!(json(&again.stdout)["changed"], false);
+    }
+}
+
+#[test]
+fn a_signal_ends_a_detach_that_waits_for_an_attach_and_the_attach_goes_on() {
+    guest::enter();
+    let target = ScsiDebug::with_luns(8);
+    let source = format!("scsi:{}:0:0:2", target.host());
+    for (signal, code) in SIGNALS {
+        let stopped = udevd::stopped();
+        let attach = start(&["attach", &source]);
+        target.wait_for_disk(2);
+        ended_by(start(&["detach", &source]), signal, code);
+        assert_eq!(target.devices().len(), 1);
+        drop(stopped);
+        let attached = attach.wait_with_output().unwrap();
+        exits(&attached, 0);
+        assert_eq!(target.devices().len(), 1);
+        exits(&guest::lunbd(&["detach", &source]), 0);
     }
     udevd::settle();
 }

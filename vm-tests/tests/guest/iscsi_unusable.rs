@@ -10,15 +10,13 @@ use std::time::{Duration, Instant};
 
 use lunbd::engine::ReapRequest;
 use lunbd::iscsi::SessionOptions;
-use lunbd::{AttachRequest, Attachment, Deadline, Engine, ErrorKind, Result, Source};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ISCSI};
+use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Result, Source};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::iscsi_proxy::IscsiProxy;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, nothing_is_left};
 use vm_tests::guest::iscsid::INITIATOR;
 use vm_tests::guest::lio::Store;
-use vm_tests::guest::served::Served;
 
 const IQN: &str = "iqn.2026-01.example:not-connected";
 const PROXY: &str = "127.0.0.9:3260";
@@ -41,29 +39,6 @@ fn is_not_found(engine: &Engine, lun: u64) {
     let text = error.to_string();
     assert!(text.contains("peripheral qualifier 001b"), "{text}");
     assert!(start.elapsed() < Duration::from_secs(20), "{text}");
-}
-
-/// The kernel gives a netlink port to any user who asks for it first.
-#[test]
-fn the_error_names_the_process_that_holds_the_netlink_port_for_session_creation() {
-    iscsi_tcp::prepare();
-    let engine = engine();
-    let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
-    let mut holder = Socket::new(NETLINK_ISCSI).unwrap();
-    holder.bind(&SocketAddr::new(u32::MAX, 0)).unwrap();
-    let options = SessionOptions::new(INITIATOR.parse().unwrap());
-    let source: Source = target.uri(&[0], 1).parse().unwrap();
-    let request = AttachRequest::new(source.clone()).log_in(options);
-    let short = Deadline::after(Duration::from_secs(20));
-    let error = engine.attach(&request, short).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
-    let named = format!("process {} (", std::process::id());
-    assert!(error.to_string().contains(&named), "{error}");
-    nothing_is_left();
-    drop(holder);
-    engine.attach(&request, soon()).unwrap();
-    engine.detach(source, soon()).unwrap();
-    nothing_is_left();
 }
 
 #[test]

@@ -12,6 +12,7 @@
     reason = "a test panics to fail, and prints what it saw"
 )]
 
+mod apply_followed_file;
 mod apply_scsi_and_nbd;
 mod attach;
 mod behaviours;
@@ -41,6 +42,7 @@ mod iscsi_inventory;
 mod iscsi_lab;
 mod iscsi_log_in;
 mod iscsi_names;
+mod iscsi_netlink_port;
 mod iscsi_paths;
 mod iscsi_proof;
 mod iscsi_proxied;
@@ -69,9 +71,14 @@ mod nbd_images;
 mod nbd_kernel;
 mod nbd_links;
 mod nbd_receivers;
+mod nbd_reformat;
+mod nbd_replaced;
 mod nbd_rounds;
 mod nbd_tls;
+mod nbd_tls_shown;
+mod nbd_tls_wire;
 mod nbd_two_volumes;
+mod nbd_vanished;
 mod own_boot_crash_mpath_nbd;
 mod own_boot_faults_mpath;
 mod own_boot_faults_nbd;

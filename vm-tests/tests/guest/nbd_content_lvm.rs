@@ -16,9 +16,15 @@ const SIZE: u64 = 400 * MIB;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The kind of each name, the command that makes the content, and blkid's key for its value.
-const MADE: [(&str, &str, &str); 5] = [
+const MADE: [(&str, &str, &str); 7] = [
     ("fs", "mkfs.ext4 -q", "UUID"),
     ("fs", "mkfs.xfs -q", "UUID"),
+    ("fs", "mkfs.btrfs -q", "UUID"),
+    (
+        "luks",
+        "echo passphrase | cryptsetup luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000",
+        "UUID",
+    ),
     ("gpt", "echo 'label: gpt' | sfdisk --quiet", "PTUUID"),
     (
         "mbr",
@@ -63,8 +69,10 @@ fn is_named_as_by_blkid(server: &NbdServer) {
     assert_eq!(blank.content(), Some(&[][..]));
     for (kind, tool, value) in MADE {
         let node = blank.node.to_str().unwrap();
-        guest::run(&["wipefs", "--quiet", "--all", node]);
-        guest::run(&["sh", "-c", &format!("{tool} {node}")]);
+        // udev does not watch a device while it reads it, and misses a close then. It reads no
+        // device that is locked (<https://systemd.io/BLOCK_DEVICE_LOCKING>).
+        let make = format!("wipefs --quiet --all {node} && {tool} {node}");
+        guest::run(&["flock", node, "sh", "-c", &make]);
         let name = by_blkid(kind, &blank.node, value);
         // udev reads the device when the tool has closed it.
         guest::wait_until("udev to name it", LIMIT, || {

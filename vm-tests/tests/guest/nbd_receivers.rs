@@ -1,12 +1,14 @@
 //! NBD devices with several connections on a machine that is too busy to start threads.
 
+use std::fs;
 use std::num::NonZeroU16;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use vm_tests::guest;
 
-use lunbd::engine::{NbdOptions, Unit};
+use lunbd::engine::{HealOutcome, NbdOptions, Unit};
 use lunbd::{AttachRequest, DetachRequest, Source};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
@@ -83,5 +85,56 @@ fn the_kernel_receives_over_each_connection_though_it_starts_no_thread_in_time()
     for backend in backends {
         let request = DetachRequest::new(source.clone()).backend(backend);
         assert!(engine.detach(request, soon()).unwrap().changed);
+    }
+}
+
+/// The threads that work for the device's queue of receivers: `kworker/u5:2+nbd0-recv`, or
+/// its own rescue thread.
+fn threads_of_receivers(runs: bool) -> Vec<String> {
+    let mark = if runs { "+nbd0-recv" } else { "nbd0-recv" };
+    let mut pids = guest::entries("/proc");
+    pids.retain(|pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        pid.parse::<u32>().is_ok() && name.contains(mark)
+    });
+    pids
+}
+
+#[test]
+fn a_heal_returns_when_the_kernel_receives_over_each_new_connection() {
+    const CONNECTIONS: u16 = 2;
+    let _module = NbdModule::with_backend_ids(2);
+    let store = Store::sparse(8 * MIB);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let other = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let options = NbdOptions::default()
+        .connections(NonZeroU16::new(CONNECTIONS).unwrap())
+        .io_timeout(3 * soon().remaining());
+    let engine = engine();
+    let attach = |uri: &str| {
+        let source: Source = uri.parse().unwrap();
+        let request = AttachRequest::new(source.clone()).nbd(options.clone());
+        engine.attach(&request, soon()).expect("an attach");
+        source
+    };
+    let source = attach(&server.uri("disk"));
+    server.kill();
+    // It takes the threads that have received for the first device.
+    let others = attach(&other.uri(""));
+    server.start();
+    let slow = SlowThreads::start();
+    for rescuer in threads_of_receivers(false) {
+        guest::run(&["chrt", "--idle", "--pid", "0", &rescuer]);
+    }
+    let healing = engine.heal_source(&source, &options, soon()).unwrap();
+    let receivers = threads_of_receivers(true).len();
+    drop(slow);
+    assert!(
+        matches!(healing.outcome, HealOutcome::Adopted(_)),
+        "{healing:?}"
+    );
+    assert_eq!(receivers, usize::from(CONNECTIONS));
+    for source in [source, others] {
+        assert!(engine.detach(source, soon()).unwrap().changed);
     }
 }

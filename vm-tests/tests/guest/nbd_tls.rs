@@ -1,22 +1,20 @@
 //! NBD over TLS in the kernel.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io::Write;
 use std::num::NonZeroU16;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{Flush, HealOutcome, NbdOptions};
+use lunbd::engine::{Flush, HealOutcome, NbdOptions, ResizeRequest};
 use lunbd::error::Stage;
 use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::certificates::Certificates;
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::tls_servers::{address, nbdkit, qemu_nbd, source};
 use vm_tests::guest::writer::Writer;
 
 const MIB: usize = 1 << 20;
@@ -29,43 +27,12 @@ fn module(devices: u32) -> NbdModule {
     NbdModule::load(devices)
 }
 
-fn address(at: &At) -> SocketAddr {
-    let At::Tcp(address) = at else {
-        panic!("not on TCP: {at:?}");
-    };
-    *address
-}
-
-fn source(at: SocketAddr, export: &str, certificates: &Path) -> Source {
-    let uri = format!(
-        "nbds://{at}/{export}?tls-certificates={}",
-        certificates.display()
-    );
-    uri.parse().expect("a source")
-}
-
 fn attach(engine: &Engine, source: &Source) -> Attachment {
     let options = NbdOptions::default()
         .io_timeout(Duration::from_secs(5))
         .dead_connection_timeout(Duration::from_secs(60));
     let request = AttachRequest::new(source.clone()).nbd(options);
     engine.attach(&request, soon()).expect("an attach")
-}
-
-fn nbdkit(certificates: &Certificates, file: &Path, more: &[&str]) -> NbdServer {
-    let directory = format!("--tls-certificates={}", certificates.path().display());
-    let mut arguments = vec!["--tls=require", &directory];
-    arguments.extend(more);
-    arguments.extend(["file", file.to_str().unwrap()]);
-    NbdServer::nbdkit(At::tcp(), &arguments)
-}
-
-fn qemu_nbd(certificates: &Certificates, file: &Path) -> NbdServer {
-    let directory = certificates.path().display();
-    let credentials =
-        format!("tls-creds-x509,id=tls0,endpoint=server,verify-peer=off,dir={directory}");
-    let arguments = ["--object", &credentials, "--tls-creds", "tls0"];
-    NbdServer::qemu_nbd(At::tcp(), "disk", file, &arguments)
 }
 
 fn pattern() -> Vec<u8> {
@@ -81,7 +48,7 @@ fn pattern() -> Vec<u8> {
 /// the file's data.
 fn carries(server: &NbdServer, certificates: &Certificates, store: &Store) {
     let engine = engine();
-    let source = source(address(server.at()), "disk", certificates.path());
+    let source = source(address(server), "disk", certificates);
     let Source::Nbd(uri) = &source else {
         unreachable!("just made");
     };
@@ -116,7 +83,7 @@ fn carries(server: &NbdServer, certificates: &Certificates, store: &Store) {
 }
 
 #[test]
-fn an_export_of_each_server_comes_and_goes_over_tls() {
+fn an_export_of_nbdkit_and_of_qemu_nbd_attaches_and_detaches_over_tls() {
     let _module = module(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(8 * MIB as u64);
@@ -127,7 +94,7 @@ fn an_export_of_each_server_comes_and_goes_over_tls() {
     );
     let store = Store::sparse(8 * MIB as u64);
     carries(
-        &qemu_nbd(&certificates, store.path()),
+        &qemu_nbd(&certificates, store.path(), "NORMAL"),
         &certificates,
         &store,
     );
@@ -139,7 +106,7 @@ fn a_server_that_asks_for_the_clients_certificate_gets_it_or_the_error_says_so()
     let certificates = Certificates::new("tls");
     let store = Store::sparse(8 * MIB as u64);
     let server = nbdkit(&certificates, store.path(), &["--tls-verify-peer"]);
-    let source = source(address(server.at()), "", certificates.path());
+    let source = source(address(&server), "", &certificates);
     let engine = engine();
     let refused = engine
         .attach(&AttachRequest::new(source.clone()), soon())
@@ -160,7 +127,7 @@ fn a_server_without_tls_and_one_of_another_authority_get_no_byte_of_the_volume()
     let secured = nbdkit(&certificates, store.path(), &[]);
     let engine = engine();
     let refused = |server: &NbdServer| {
-        let source = source(address(server.at()), "", others.path());
+        let source = source(address(server), "", &others);
         engine
             .attach(&AttachRequest::new(source), soon())
             .unwrap_err()
@@ -180,10 +147,10 @@ fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certif
     let store = Store::sparse(64 * MIB as u64);
     let mut server = nbdkit(&certificates, store.path(), &[]);
     let engine = engine();
-    let source = source(address(server.at()), "", certificates.path());
+    let source = source(address(&server), "", &certificates);
     let attachment = attach(&engine, &source);
     let writer = Writer::start(&attachment.node);
-    for _ in 0..3 {
+    for _ in 0..10 {
         writer.goes_on();
         server.kill();
         certificates.renew();
@@ -212,7 +179,7 @@ fn four_connections_carry_tls_each_with_keys_of_its_own() {
     let store = Store::sparse(64 * MIB as u64);
     let mut server = nbdkit(&certificates, store.path(), &[]);
     let engine = engine();
-    let source = source(address(server.at()), "", certificates.path());
+    let source = source(address(&server), "", &certificates);
     let options = NbdOptions::default()
         .connections(NonZeroU16::new(4).unwrap())
         .io_timeout(Duration::from_secs(5))
@@ -230,49 +197,44 @@ fn four_connections_carry_tls_each_with_keys_of_its_own() {
     assert!(engine.detach(source, soon()).unwrap().changed);
 }
 
-/// Passes on the bytes of both sides, and records them.
-fn listen_in(server: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let all = Arc::clone(&heard);
-    thread::spawn(move || {
-        let (client, _) = listener.accept().unwrap();
-        let server = TcpStream::connect(server).unwrap();
-        let pass = |mut from: TcpStream, mut to: TcpStream, heard: Arc<Mutex<Vec<u8>>>| {
-            thread::spawn(move || {
-                let mut buffer = vec![0; 1 << 16];
-                while let Ok(read @ 1..) = from.read(&mut buffer) {
-                    heard.lock().unwrap().extend(&buffer[..read]);
-                    if to.write_all(&buffer[..read]).is_err() {
-                        break;
-                    }
-                }
-                let _gone_already = to.shutdown(Shutdown::Both);
-            });
-        };
-        let again = |stream: &TcpStream| stream.try_clone().unwrap();
-        pass(again(&client), again(&server), Arc::clone(&all));
-        pass(server, client, all);
-    });
-    (at, heard)
+fn grows(server: &NbdServer, certificates: &Certificates, store: &Store, connections: u16) {
+    let (small, large) = (8 * MIB as u64, 24 * MIB as u64);
+    let engine = engine();
+    let source = source(address(server), "disk", certificates);
+    let options = NbdOptions::default()
+        .connections(NonZeroU16::new(connections).unwrap())
+        .io_timeout(Duration::from_secs(5))
+        .dead_connection_timeout(Duration::from_secs(60));
+    let request = AttachRequest::new(source.clone()).nbd(options);
+    let node = engine.attach(&request, soon()).unwrap().node;
+    let stored = File::options()
+        .read(true)
+        .write(true)
+        .open(store.path())
+        .unwrap();
+    stored.set_len(large).unwrap();
+    let resized = engine.resize(&ResizeRequest::new(source.clone()), soon());
+    let resized = resized.unwrap();
+    assert_eq!((resized.old_size, resized.size), (small, large));
+    let (block, last) = ([0xa5; 4096], large - 4096);
+    let disk = File::options().write(true).open(&node).unwrap();
+    disk.write_all_at(&block, last).unwrap();
+    disk.sync_all().unwrap();
+    let mut found = [0; 4096];
+    stored.read_exact_at(&mut found, last).unwrap();
+    assert!(found == block, "the server has other bytes at {last}");
+    drop(disk);
+    assert!(engine.detach(source, soon()).unwrap().changed);
 }
 
+/// nbdkit serves an old connection the old size, so the connections are replaced.
 #[test]
-fn nobody_on_the_wire_reads_what_is_written() {
-    let _module = module(2);
+fn a_device_of_nbdkit_grows_over_tls_with_one_connection_and_with_two() {
+    let _module = module(1);
     let certificates = Certificates::new("tls");
-    let store = Store::sparse(8 * MIB as u64);
-    let server = nbdkit(&certificates, store.path(), &[]);
-    let (at, heard) = listen_in(address(server.at()));
-    let engine = engine();
-    let source = source(at, "", certificates.path());
-    let attachment = attach(&engine, &source);
-    fs::write(&attachment.node, pattern()).unwrap();
-    engine.detach(source, soon()).unwrap();
-    assert!(fs::read(store.path()).unwrap().starts_with(&pattern()));
-    let heard = heard.lock().unwrap();
-    assert!(heard.len() > 2 * MIB, "{}", heard.len());
-    let plain = &pattern()[..32];
-    assert!(!heard.windows(plain.len()).any(|window| window == plain));
+    for connections in [1, 2] {
+        let store = Store::sparse(8 * MIB as u64);
+        let server = nbdkit(&certificates, store.path(), &[]);
+        grows(&server, &certificates, &store, connections);
+    }
 }

@@ -525,6 +525,13 @@ impl NbdRig {
     }
 }
 
+/// The engine sends udev another marked event if udev takes more than ten seconds, as on a
+/// slow machine.
+fn comes_always(step: &str) -> bool {
+    let is_sent = step.contains("barrier");
+    !is_sent || step.ends_with(":1")
+}
+
 #[test]
 fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() {
     if guest::kernel() < (5, 14) {
@@ -556,7 +563,12 @@ fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() 
     let [heal, detach] = rig.turn(&mut sweep, [&[], &[]], [None, None]);
     println!("steps of an attach and a heal: {heal:?}\nof a detach: {detach:?}");
     let heal_at = sweep.select("attach or heal", &heal);
-    let detach_at = sweep.select("detach", &detach);
+    let detach_at: Vec<String> = detach
+        .iter()
+        .filter(|step| comes_always(step))
+        .cloned()
+        .collect();
+    let detach_at = sweep.select("detach", &detach_at);
     for turn in 0..heal_at.len().max(detach_at.len()) {
         let at = [heal_at.get(turn), detach_at.get(turn)];
         let at = at.map(|step| step.map(String::as_str));

@@ -21,7 +21,7 @@ use lunbd::Engine;
 use lunbd::engine::{Action, Condition, DetachVolume};
 use nix::mount::{MsFlags, mount};
 use serde::{Deserialize, Serialize};
-use vm_tests::guest::agent::{engine, soon, unit};
+use vm_tests::guest::agent::{engine, journal_files, soon, unit};
 use vm_tests::guest::crash::{Place, Run, request, volume};
 use vm_tests::guest::kills::changes_journal;
 use vm_tests::guest::multipathd::{Multipathd, NoPath};
@@ -209,14 +209,16 @@ fn plan_of_this_run() -> Vec<Reset> {
 /// What a reset at the step may leave, in the words of `look`.
 fn expected(operation: &str, step: &str) -> &'static [&'static str] {
     const NONE: &str = "no record";
+    const DETACHED: &str = "detached";
     const BEGUN: &str = "Gone, undone";
     const ATTACHED: &str = "Gone, nothing";
     const LEAVING: &str = "Gone, finished";
     let (step, pass) = step.split_once(':').unwrap();
     match (operation, step.trim_start_matches("journal."), pass) {
-        ("attach", "created" | "written" | "synced", "1") | ("detach", "forgotten", _) => &[NONE],
+        // The reset before leaves nothing, or a detach that is proven.
+        ("attach", "created" | "written" | "synced", "1") => &[NONE, DETACHED],
         // The directory may not be on the disk yet.
-        ("attach", "renamed", "1") => &[NONE, BEGUN],
+        ("attach", "renamed", "1") => &[NONE, DETACHED, BEGUN],
         ("attach", "renamed", "2") => &[BEGUN, ATTACHED],
         // An unfinished resize leaves the volume as it was attached.
         ("resize", _, _)
@@ -224,8 +226,9 @@ fn expected(operation: &str, step: &str) -> &'static [&'static str] {
         | ("detach", "created" | "written" | "synced", "1") => &[ATTACHED],
         ("attach", _, _) => &[BEGUN],
         ("detach", "renamed", "1") => &[ATTACHED, LEAVING],
-        ("detach", "kept", "1") => &[LEAVING],
-        ("detach", "removed", "1") => &[LEAVING, NONE],
+        ("detach", "kept", "1") | ("detach", "created" | "written" | "synced", "2") => &[LEAVING],
+        ("detach", "renamed", "2") => &[LEAVING, DETACHED],
+        ("detach", "kept", "2") => &[DETACHED],
         _ => panic!("{operation} at {step}: not thought of"),
     }
 }
@@ -236,15 +239,16 @@ fn look(engine: &Engine, directory: &Path, when: &str) -> String {
     assert!(journal.problems().is_empty(), "{when}: {journal:?}");
     let recovery = engine.recover(&journal, soon()).unwrap();
     assert!(recovery.foreign.is_empty(), "{when}: {recovery:?}");
-    let Some(volume) = recovery.volumes.first() else {
-        return "no record".to_owned();
+    let Some(found) = recovery.volumes.first() else {
+        let is_detached = journal.detached_as(&volume()).is_some();
+        return if is_detached { "detached" } else { "no record" }.to_owned();
     };
-    assert_eq!(volume.condition, Condition::Gone, "{when}: {volume:?}");
-    let action = match volume.action {
+    assert_eq!(found.condition, Condition::Gone, "{when}: {found:?}");
+    let action = match found.action {
         Action::Nothing => "nothing",
         Action::Finished => "finished",
         Action::Undone => "undone",
-        _ => panic!("{when}: {volume:?}"),
+        _ => panic!("{when}: {found:?}"),
     };
     format!("Gone, {action}")
 }
@@ -261,7 +265,8 @@ fn detach(engine: &Engine, directory: &Path, rig: &Rig) {
     let detached = engine.detach_volume(&journal, &volume(), &how, soon());
     detached.unwrap_or_else(|error| panic!("{error:#}"));
     rig.require_gone();
-    assert_eq!(guest::entries(directory), ["journal.lock"]);
+    assert_eq!(journal_files(directory), [] as [&str; 0]);
+    assert!(journal.detached_as(&volume()).is_some());
 }
 
 /// Resets the machine without a sync of its disks. Only the mark says that the reset was

@@ -207,9 +207,6 @@ fn a_volume_of_the_journal_is_named_and_left_and_the_command_prints_the_proof() 
     assert!(text.contains("reports 1 LUNs and not this one"), "{text}");
     let dry = guest::lunbd(&["reap", "--dry-run", "--json", "--journal", &place]);
     assert!(dry.status.success(), "{dry:?}");
-    let refused = guest::lunbd(&["reap", "--journal", &place]);
-    assert_eq!(refused.status.code(), Some(5), "{refused:?}");
-    drop(held);
     let found: Value = serde_json::from_slice(&dry.stdout).unwrap();
     let [idle, owned] = found["stale_luns"].as_array().unwrap().as_slice() else {
         panic!("{found}");
@@ -227,6 +224,7 @@ fn a_volume_of_the_journal_is_named_and_left_and_the_command_prints_the_proof() 
     assert!(text.contains("reports 1 LUNs and not this one"), "{text}");
     assert!(text.contains("volume    pvc-1"), "{text}");
     assert_eq!(target.devices().len(), 2);
+    drop(held);
 
     // The volume's own detach removes it.
     let engine = engine();
@@ -239,4 +237,49 @@ fn a_volume_of_the_journal_is_named_and_left_and_the_command_prints_the_proof() 
     assert_eq!(target.devices().len(), 1);
     drop(journal);
     fs::remove_dir_all(&place).unwrap();
+}
+
+#[test]
+fn beside_another_journal_the_volumes_of_the_machines_own_are_left_while_an_agent_holds_it() {
+    let place = format!("/tmp/reap-other-{}", std::process::id());
+    let target = ScsiDebug::options().luns(4).size_mib(16).load();
+    let engine = engine();
+    attach(&engine, &target, 0);
+    let journal = engine.open_journal(soon()).unwrap();
+    let other = engine.open_journal_at(place.as_ref(), soon()).unwrap();
+    let volumes = [(&journal, "pvc-2", 2), (&other, "pvc-3", 3)];
+    for (journal, volume, lun) in volumes {
+        let request = AttachRequest::new(unit(&target, lun));
+        let volume = volume.parse().unwrap();
+        engine
+            .attach_volume(journal, &volume, &request, soon())
+            .unwrap();
+    }
+    guest::udevd::settle();
+    target.set("max_luns", 1);
+    let done = guest::lunbd(&["reap", "--json", "--journal", &place]);
+    assert_eq!(done.status.code(), Some(5), "{done:?}");
+    let found: Value = serde_json::from_slice(&done.stdout).unwrap();
+    let left = found["stale_luns"].as_array().unwrap().iter();
+    let left: Vec<_> = left.map(|it| (&it["outcome"], &it["volume"])).collect();
+    assert_eq!(
+        left,
+        [
+            (&"skipped".into(), &"pvc-2".into()),
+            (&"skipped".into(), &"pvc-3".into())
+        ]
+    );
+    assert_eq!(target.devices().len(), 3);
+    for (journal, volume, _) in volumes {
+        let how = DetachVolume::default().abandon_unwritten();
+        let volume = volume.parse().unwrap();
+        engine
+            .detach_volume(journal, &volume, &how, soon())
+            .unwrap();
+        journal.forget(&volume, soon()).unwrap();
+    }
+    drop((journal, other));
+    for journal in [place.as_str(), "/run/lunbd/journal"] {
+        fs::remove_dir_all(journal).unwrap();
+    }
 }

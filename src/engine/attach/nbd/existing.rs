@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::content;
+use super::{Served, content};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment};
@@ -10,7 +10,7 @@ use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
 use crate::kernel::blockdev::BlockDevice;
-use crate::nbd::{self, Link, NbdDevice};
+use crate::nbd::{self, Link, NbdDevice, TlsInfo};
 
 impl Engine {
     /// What is attached already, proven again.
@@ -46,9 +46,12 @@ impl Engine {
         let content = nbd::content_names(&first);
         content::require_expected(&request.nbd, Some(&content), uri)?;
         let mut watch = self.hub().watch(&device.index().name());
-        let content = Some(content);
+        let served = Served {
+            content: Some(content),
+            tls: self.known_tls(device, backend),
+        };
         let mut attachment =
-            self.prove_nbd(device, request, content, &mut watch, timer, deadline)?;
+            self.prove_nbd(device, request, served, &mut watch, timer, deadline)?;
         attachment.changed = false;
         Ok(attachment)
     }
@@ -86,6 +89,17 @@ impl Engine {
             Some(link) => Some(link.uri.clone()),
             None => backend.as_str().parse().ok(),
         }
+    }
+
+    /// The TLS of the device's last connection that this process made.
+    pub(in crate::engine) fn known_tls(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+    ) -> Option<TlsInfo> {
+        let links = self.links_beside(device);
+        let link = links.get(&device.index())?;
+        link.tls.clone().filter(|_| link.backend == *backend)
     }
 
     /// The device answers a read: of the bytes that hold the names of its content.

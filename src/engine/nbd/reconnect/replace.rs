@@ -5,7 +5,6 @@
 //! `nbd_reconnect_socket`). In two slots it would have two receivers, and a read could
 //! return bytes of another. So every connection that is dialled is offered once.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::NbdReconnect;
@@ -21,11 +20,9 @@ use crate::nbd::{
 
 /// A connection that shows nothing of whether the kernel took it.
 pub(super) struct UnprovenOffer {
-    stream: OwnedFd,
+    server: Server,
     /// What it had brought before it was offered; `None` where it does not count.
     received: Option<u64>,
-    content: Option<KnownContent>,
-    differences: Vec<Difference>,
 }
 
 impl NbdReconnect {
@@ -97,23 +94,16 @@ impl NbdReconnect {
             deadline,
         )?;
         self.still_there()?;
-        let Server {
-            stream,
-            content,
-            differences,
-        } = server;
-        let received = lunbd_sys::socket::tcp_bytes_received(&stream).ok();
-        let streams = [stream];
+        let received = lunbd_sys::socket::tcp_bytes_received(&server.stream).ok();
         let marking = nbd::timeouts_that_mark(self.timeouts);
         let reconfigure =
             |timeouts| Reconfigure::new(self.index(), timeouts).backend(self.backend.clone());
         let offered = reconfigure(marking)
-            .sockets(nbd::duplicate(&streams)?)
+            .sockets(nbd::duplicate([&server.stream])?)
             .send(engine.roots(), deadline);
-        let [stream] = streams;
-        let adoption = nbd::adoption(&stream, marking);
+        let adoption = nbd::adoption(&server.stream, marking);
         if marking != self.timeouts {
-            let unmarked = nbd::unmark(&stream);
+            let unmarked = nbd::unmark(&server.stream);
             reconfigure(self.timeouts).send(engine.roots(), deadline)?;
             unmarked?;
         }
@@ -121,15 +111,10 @@ impl NbdReconnect {
         tracing::debug!(?adoption, "offered a connection");
         self.no_slot_is_dead = adoption != Adoption::Taken;
         match adoption {
-            Adoption::Taken => self.keep(engine, stream, content, differences)?,
+            Adoption::Taken => self.keep(engine, server)?,
             Adoption::NotTaken => {}
             Adoption::Unseen => {
-                return Ok(Some(UnprovenOffer {
-                    stream,
-                    received,
-                    content,
-                    differences,
-                }));
+                return Ok(Some(UnprovenOffer { server, received }));
             }
         }
         Ok(None)
@@ -148,22 +133,16 @@ impl NbdReconnect {
         const OF_TLS: u64 = 5 + 16;
         let is_tls = matches!(self.uri.server(), NbdServer::Tls { .. });
         let shortest = SHORTEST_REPLY + if is_tls { OF_TLS } else { 0 };
-        let now = lunbd_sys::socket::tcp_bytes_received(&unseen.stream).ok();
+        let now = lunbd_sys::socket::tcp_bytes_received(&unseen.server.stream).ok();
         let brought = now.zip(unseen.received);
         if brought.is_some_and(|(now, before)| now < before + shortest) {
             return Ok(());
         }
-        self.keep(engine, unseen.stream, unseen.content, unseen.differences)
+        self.keep(engine, unseen.server)
     }
 
     /// The kernel has the connection.
-    fn keep(
-        &mut self,
-        engine: &Engine,
-        stream: OwnedFd,
-        content: Option<KnownContent>,
-        differences: Vec<Difference>,
-    ) -> Result<()> {
+    fn keep(&mut self, engine: &Engine, server: Server) -> Result<()> {
         let slots = self.device.slots(engine.roots())?;
         let mut links = engine.links_beside(&self.device);
         let link = links
@@ -172,12 +151,13 @@ impl NbdReconnect {
         if link.backend != self.backend {
             *link = self.link(slots);
         }
-        link.replace_dead(stream);
-        if content.is_some() {
-            link.content = content;
+        link.replace_dead(server.stream);
+        if server.content.is_some() {
+            link.content = server.content;
         }
+        link.tls = server.tls;
         engine.nbd_reads.has_new_connection(self.index());
-        self.adopted = Some(differences);
+        self.adopted = Some(server.differences);
         Ok(())
     }
 
@@ -221,7 +201,7 @@ impl NbdReconnect {
                 && state.dead > 0
             {
                 // The connection that it replaces has ended, so the kernel has room for it.
-                self.keep(engine, unseen.stream, unseen.content, unseen.differences)?;
+                self.keep(engine, unseen.server)?;
             }
             let now = self.link_state(engine)?;
             if now.live > state.live {

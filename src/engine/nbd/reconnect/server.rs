@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::nbd::{Connection, Difference, KnownContent};
+use crate::nbd::{Connection, Difference, KnownContent, TlsInfo};
 
 /// One server's time to answer.
 pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
@@ -13,6 +13,7 @@ pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
 pub(super) struct Server {
     pub(super) stream: OwnedFd,
     pub(super) content: Option<KnownContent>,
+    pub(super) tls: Option<TlsInfo>,
     /// What the server says otherwise than the kernel was told at the connect.
     pub(super) differences: Vec<Difference>,
 }
@@ -26,6 +27,7 @@ impl Server {
         Self {
             stream: connection.stream,
             content,
+            tls: connection.tls,
             differences,
         }
     }

@@ -13,7 +13,7 @@ use crate::id::{Hctl, NbdIndex, Portal, Source, VolumeId, Wwid};
 use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
-use crate::nbd::NbdDevice;
+use crate::nbd::{NbdDevice, TlsInfo};
 use crate::scsi::{self, Identity, ScsiDevice, State};
 use crate::transport::{MissingReason, Route, RouteKind};
 
@@ -43,6 +43,9 @@ pub struct VolumeStatus {
     pub silent: Vec<Hctl>,
     /// The index of the NBD device.
     pub nbd_index: Option<NbdIndex>,
+    /// The TLS of the NBD device's connections, by this process or else by the journal;
+    /// `None` without TLS.
+    pub tls: Option<TlsInfo>,
     /// Addresses of its sources that can be scanned and where no device is.
     pub unscanned: Vec<Hctl>,
     /// Portals of its sources through which no session leads, where one is to be
@@ -71,6 +74,7 @@ impl VolumeStatus {
             paths: Vec::new(),
             silent: Vec::new(),
             nbd_index: None,
+            tls: None,
             unscanned: Vec::new(),
             without_session: Vec::new(),
             missing: Vec::new(),
@@ -96,6 +100,7 @@ impl VolumeStatus {
         new.paths = attachment.paths().iter().map(|path| path.hctl).collect();
         new.paths.sort_unstable();
         new.nbd_index = attachment.nbd_index();
+        new.tls = attachment.tls().cloned();
         if let Unit::Scsi { missing, .. } = &attachment.unit {
             new.missing.clone_from(missing);
         }
@@ -149,6 +154,14 @@ impl Engine {
         volumes: &BTreeSet<VolumeId>,
     ) -> Result<Vec<VolumeStatus>> {
         self.survey_where(&journal.records(), |volume| volumes.contains(volume))
+    }
+
+    /// The same of records that are no journal's.
+    pub(in crate::engine) fn survey_records(
+        &self,
+        records: &[Record],
+    ) -> Result<Vec<VolumeStatus>> {
+        self.survey_where(records, |_| true)
     }
 
     fn survey_where(
@@ -211,6 +224,10 @@ impl Engine {
         found.nbd_index = Some(index);
         let handed_out = outcome.is_some_and(|outcome| outcome.devno == disk.devno());
         if handed_out {
+            let nbd = found.spec.nbd.as_ref();
+            found.tls = nbd
+                .and_then(|nbd| self.known_tls(device, &nbd.backend))
+                .or_else(|| outcome.and_then(|outcome| outcome.tls.clone()));
             found.node = Some(disk.node(self.roots()));
             found.size = size_if_there(disk)?;
         }

@@ -89,6 +89,12 @@ const ADDITIONS: &[Addition] = &[
         packages: &["lvm2"],
         marks: &["lvm"],
     },
+    // The tools that make LUKS and btrfs volumes.
+    Addition {
+        name: "content",
+        packages: &["btrfs-progs", "cryptsetup-bin"],
+        marks: &["content"],
+    },
     // Where it is installed, it is pid 1.
     Addition {
         name: "systemd",
@@ -352,5 +358,6 @@ mod tests {
         assert_eq!(wanted(&["nbd_heal"]), ["nbd"]);
         assert_eq!(wanted(&["scsi_mpath_and_nbd"]), ["nbd", "san"]);
         assert_eq!(wanted(&["own_boot_systemd_lvm"]), ["lvm", "systemd"]);
+        assert_eq!(wanted(&["nbd_content"]), ["nbd", "content"]);
     }
 }

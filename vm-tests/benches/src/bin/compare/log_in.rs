@@ -10,7 +10,7 @@ use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Session, Timeouts, sessions};
 use vm_tests::guest::lio::Store;
-use vm_tests::guest::slow_loopback::SlowLoopback;
+use vm_tests::guest::loopback::ImpairedLoopback;
 use vm_tests::guest::{self, udevd};
 
 use crate::rounds::{Rounds, Way};
@@ -54,7 +54,7 @@ pub(crate) fn measure(rounds: usize) -> LogIn {
     };
     let (rows, many) = take(Rounds::of(rounds), "");
     let far = {
-        let _slow = SlowLoopback::by(ROUND_TRIP / 2);
+        let _slow = ImpairedLoopback::slow(ROUND_TRIP / 2);
         let (rows, many) = take(Rounds::of(rounds), ", far away");
         let round_trip = u64::try_from(ROUND_TRIP.as_millis()).expect("milliseconds");
         Far {

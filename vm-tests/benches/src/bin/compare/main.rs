@@ -18,6 +18,7 @@ mod scale;
 mod sizes;
 mod start;
 mod table;
+mod tls;
 mod volumes;
 mod ways;
 
@@ -69,6 +70,11 @@ fn main() {
     }
     if is_wanted("scale") {
         figures.scale = Some(scale::measure(rounds));
+    }
+    if is_wanted("nbd-tls") {
+        let tls = tls::measure(rounds);
+        tls::print(&tls);
+        figures.tls = Some(tls);
     }
     if is_wanted("iscsi") {
         figures.scsi = Some(sizes::measure(rounds));

@@ -213,7 +213,7 @@ fn udev_handled(disk: &str, since: SystemTime) -> bool {
 }
 
 /// What all processors have done so far, by the kernel's ticks (proc(5), `stat`).
-fn machine_cpu() -> Duration {
+pub(crate) fn machine_cpu() -> Duration {
     let stat = fs::read_to_string("/proc/stat").expect("/proc/stat");
     let line = stat.lines().next().expect("a line for all processors");
     let fields = line.split_whitespace().skip(1).enumerate();

@@ -49,6 +49,8 @@ pub(crate) enum Part {
     IscsiLogin,
     /// One SCSI and one NBD device beside ever more others.
     Scale,
+    /// One NBD device without TLS, with the kernel's and with a proxy's.
+    NbdTls,
 }
 
 impl Part {
@@ -62,6 +64,7 @@ impl Part {
             Self::Iscsi => "iscsi",
             Self::IscsiLogin => "iscsi-login",
             Self::Scale => "scale",
+            Self::NbdTls => "nbd-tls",
         }
     }
 }
@@ -125,6 +128,7 @@ fn drawn() -> Result<Vec<(&'static str, String)>> {
         "nbd.json",
         "scale.json",
         "start.json",
+        "tls.json",
         "volumes.json",
     ];
     for name in parts
@@ -174,6 +178,7 @@ fn files(mut results: Results) -> Result<Vec<(&'static str, String)>> {
     let figures = &mut results.figures;
     let (scsi, log_in) = (figures.scsi.take(), figures.log_in.take());
     let (volumes, scale) = (figures.volumes.take(), figures.scale.take());
+    let tls = figures.tls.take();
     let nbd = (figures.nbd.take(), figures.nbd_at_once.take());
     if results.figures.start.is_some() {
         files.push(("start.json", serde_json::to_string_pretty(&results)?));
@@ -204,6 +209,13 @@ fn files(mut results: Results) -> Result<Vec<(&'static str, String)>> {
         results.figures.scale = Some(scale);
         files.push(("scale.json", serde_json::to_string_pretty(&results)?));
         results.figures.scale = None;
+    }
+    if let Some(tls) = tls {
+        files.push(("tls.md", results::write_tls(&results, &tls)));
+        files.push(("tls.svg", charts::draw_tls(&results, &tls)));
+        results.figures.tls = Some(tls);
+        files.push(("tls.json", serde_json::to_string_pretty(&results)?));
+        results.figures.tls = None;
     }
     if let Some(log_in) = log_in {
         files.push(("login.md", results::write_log_in(&results, &log_in)));

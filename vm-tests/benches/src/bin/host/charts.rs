@@ -3,12 +3,14 @@
 mod bars;
 mod lines;
 mod scale;
+mod tls;
 
 use std::collections::BTreeMap;
 
 use bars::{Bar, Bars, Group};
 use lines::{Line, Lines};
 pub(crate) use scale::draw_scale;
+pub(crate) use tls::draw_tls;
 use vm_bench::figures::{Row, Scsi};
 
 use crate::host_bench::HostResults;

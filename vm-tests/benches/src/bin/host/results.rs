@@ -1,11 +1,13 @@
 //! What is kept of a run of the bench, and its tables for a reader.
 
 mod scale;
+mod tls;
 
 use std::fmt::Write;
 
 pub(crate) use scale::write_scale;
 use serde::{Deserialize, Serialize};
+pub(crate) use tls::write_tls;
 use vm_bench::figures::{Figures, LogIn, Row, Scsi, Series, Volumes};
 
 /// The figures and what they were taken under.

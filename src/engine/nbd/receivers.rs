@@ -1,0 +1,155 @@
+//! The proof that the kernel receives over each connection of a device.
+//!
+//! Each connection has a receiver: a work item that runs until the connection ends
+//! (`drivers/block/nbd.c`, `recv_work`). On a busy machine the rescue thread of the device's
+//! work queue takes several of them and runs one after the other (`kernel/workqueue.c`,
+//! `rescuer_thread`): the next begins when a connection ends. Over its connection requests
+//! go out, and their replies stay in the socket until the requests time out. Linux 7.0
+//! takes one at a time, as does 6.18 since 2026.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::deadline::{Backoff, Deadline};
+use crate::engine::nbd::reads::NbdReads;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sysfs};
+use crate::nbd::NbdDevice;
+
+/// How long a reply stays in a socket at most where the kernel receives.
+pub(in crate::engine) const UNREAD: Duration = Duration::from_secs(2);
+
+/// Whether the kernel receives.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Receives {
+    OverEach,
+    /// A reply stays in a socket.
+    NotOverEach,
+}
+
+impl Receives {
+    /// # Errors
+    /// `NotReady` where it does not over each connection.
+    pub(in crate::engine) fn require(self, device: &NbdDevice) -> Result<()> {
+        match self {
+            Self::OverEach => Ok(()),
+            Self::NotOverEach => {
+                let message = format!(
+                    "the kernel does not receive over each connection of nbd{}: on a busy machine \
+                     Linux before 7.0 may begin with one only when another ends; attach again, or \
+                     with one connection",
+                    device.index()
+                );
+                Err(Error::new(ErrorKind::NotReady, message).at(Stage::Connect))
+            }
+        }
+    }
+}
+
+/// Reads a block over each connection, past the page cache. The kernel chooses the
+/// connection by the processor that a request comes from, so this does not read over one that
+/// no processor of this process has. `unread_for` returns how long a reply has stayed unread
+/// in a socket.
+///
+/// # Errors
+/// `TimedOut` where a read has not returned by `deadline`.
+pub(in crate::engine) fn look(
+    reads: &NbdReads,
+    device: &NbdDevice,
+    roots: &Roots,
+    mut unread_for: impl FnMut() -> Duration,
+    deadline: Deadline,
+) -> Result<Receives> {
+    let queues = queues(device)?;
+    let is_awaited = Arc::new(());
+    let begin = |turn| {
+        let (queues, is_awaited) = (queues.clone(), Arc::downgrade(&is_awaited));
+        let read = move |disk: &BlockDevice, roots: &Roots| {
+            for processors in queues {
+                // Nobody waits any more, and the device may be another one by now.
+                if is_awaited.strong_count() == 0 {
+                    break;
+                }
+                // An error is an answer too.
+                let _ = on_one_of(&processors, || disk.read_first_block(roots));
+            }
+            Ok(())
+        };
+        reads.start(device, roots, turn, read)
+    };
+    let mut pauses = Backoff::new(Duration::from_millis(10), Duration::from_millis(200));
+    let mut read = None;
+    loop {
+        let turn = deadline.at_most(pauses.pause());
+        if read.is_none() {
+            read = begin(turn)?;
+        }
+        let answer = read.as_ref().and_then(|read| read.wait(turn));
+        if let Some(answer) = answer {
+            return answer.map(|()| Receives::OverEach);
+        }
+        if unread_for() >= UNREAD {
+            return Ok(Receives::NotOverEach);
+        }
+        if deadline.has_passed() {
+            let what = format!("a read over each connection of nbd{}", device.index());
+            let error = Error::timed_out(Stage::Connect, deadline, &what);
+            return Err(error.with_last_seen(device.disk().describe()));
+        }
+    }
+}
+
+/// The processors of each of the device's hardware queues, of which each connection has one.
+fn queues(device: &NbdDevice) -> Result<Vec<Vec<usize>>> {
+    let queues = device.disk().dir().join("mq");
+    let of_queue = |name: String| {
+        let processors = sysfs::read(&queues.join(name).join("cpu_list")).unwrap_or_default();
+        let processors = processors.split(',');
+        processors
+            .filter_map(|number| number.trim().parse().ok())
+            .collect()
+    };
+    Ok(sysfs::names(&queues)?.into_iter().map(of_queue).collect())
+}
+
+/// Runs `call` on these processors; `None` where this thread may use none of them.
+fn on_one_of<T>(processors: &[usize], call: impl FnOnce() -> T) -> Option<T> {
+    let this_thread = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this_thread).ok()?;
+    let mut wanted = CpuSet::new();
+    for processor in processors {
+        if allowed.is_set(*processor).unwrap_or(false) {
+            wanted.set(*processor).ok()?;
+        }
+    }
+    sched_setaffinity(this_thread, &wanted).ok()?;
+    let result = call();
+    if let Err(errno) = sched_setaffinity(this_thread, &allowed) {
+        tracing::debug!(%errno, "a thread stays bound to its processor");
+    }
+    Some(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_runs_on_the_processor_that_it_is_given_and_the_thread_goes_on_as_before() {
+        let this_thread = Pid::from_raw(0);
+        let before = sched_getaffinity(this_thread).unwrap();
+        let last = (0..CpuSet::count()).rfind(|number| before.is_set(*number).unwrap());
+        let last = last.unwrap();
+        let during = on_one_of(&[last], || sched_getaffinity(this_thread).unwrap()).unwrap();
+        let only_last: Vec<usize> = (0..CpuSet::count())
+            .filter(|number| during.is_set(*number).unwrap())
+            .collect();
+        assert_eq!(only_last, [last]);
+        assert_eq!(sched_getaffinity(this_thread).unwrap(), before);
+        assert_eq!(on_one_of(&[], || ()), None);
+    }
+}

@@ -1,0 +1,66 @@
+//! Connections over which the kernel does not receive, because their receivers wait until
+//! other receivers end.
+//!
+//! Such a connection itself must not end. A receiver that begins late reads the socket that
+//! its slot has by then, together with the receiver that began with that socket
+//! (`drivers/block/nbd.c`, `recv_work`, `nbd_reconnect_socket`). So this process ends the
+//! other connections, the device is served over the late one, and the others are replaced.
+
+use std::time::Duration;
+
+use super::NbdReconnect;
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::nbd::receivers::{self, Receives, UNREAD};
+use crate::error::{Error, Result};
+use crate::nbd::Link;
+
+impl NbdReconnect {
+    /// Proves that the kernel receives over each connection of this process, and replaces
+    /// connections until it does. Returns the error that prevented it.
+    pub(super) fn receive_over_each(
+        &mut self,
+        engine: &Engine,
+        deadline: Deadline,
+    ) -> Result<Option<Error>> {
+        while self.link_state(engine)?.live > 1 {
+            let unread_for = || self.unread_for(engine);
+            let reads = &engine.nbd_reads;
+            let looked = receivers::look(reads, &self.device, engine.roots(), unread_for, deadline);
+            match looked {
+                Ok(Receives::OverEach) => break,
+                Ok(Receives::NotOverEach) => self.free_receivers(engine),
+                Err(error) => return Ok(Some(error)),
+            }
+            let failure = self.fill(engine, deadline)?;
+            if let Some(failure) = failure.filter(|_| self.has_dead(engine)) {
+                return Ok(Some(failure));
+            }
+        }
+        Ok(None)
+    }
+
+    /// If a reply stays unread in a connection, ends the others: the receiver of that one may
+    /// wait for one of theirs.
+    pub(super) fn free_receivers(&self, engine: &Engine) {
+        if self.unread_for(engine) < UNREAD {
+            return;
+        }
+        tracing::warn!(index = %self.index(), "the kernel does not receive over each connection");
+        let mut links = engine.links_beside(&self.device);
+        if let Some(link) = links.get_mut(&self.index()) {
+            link.shut_down_those_that_are_read();
+        }
+    }
+
+    fn unread_for(&self, engine: &Engine) -> Duration {
+        let mut links = engine.links_beside(&self.device);
+        let link = links.get_mut(&self.index());
+        let own = link.filter(|link| link.backend == self.backend);
+        own.map_or(Duration::ZERO, Link::unread_for)
+    }
+
+    fn has_dead(&self, engine: &Engine) -> bool {
+        self.link_state(engine).is_ok_and(|state| state.dead > 0)
+    }
+}

@@ -1,0 +1,62 @@
+//! Whose a unit is, by journals that this process does not hold.
+
+use std::path::{Path, PathBuf};
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::journal::{FaultKind, JournalView};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{Hctl, VolumeId};
+use crate::scsi::Identity;
+
+impl Engine {
+    /// # Errors
+    /// `NotReady` where a file of a journal may be a record and cannot be read as one.
+    pub(super) fn require_all_read(
+        &self,
+        directories: &[PathBuf],
+        deadline: Deadline,
+    ) -> Result<()> {
+        directories.iter().try_for_each(|directory| {
+            let journal = self.read_journal_at(directory, deadline)?;
+            require_read(directory, &journal)
+        })
+    }
+
+    /// The volume that a unit is, or that is meant to be at its address, as the journals
+    /// say it now.
+    pub(super) fn owner_in(
+        &self,
+        directories: &[PathBuf],
+        identity: &Identity,
+        hctl: Hctl,
+        deadline: Deadline,
+    ) -> Result<Option<VolumeId>> {
+        for directory in directories {
+            let journal = self.read_journal_at(directory, deadline)?;
+            if let Some(volume) = journal.owner_of(identity, hctl) {
+                return Ok(Some(volume));
+            }
+            require_read(directory, &journal)?;
+        }
+        Ok(None)
+    }
+}
+
+/// # Errors
+/// `NotReady` where a file may be a record, and whose it is cannot be said. A file that was
+/// set aside is none any more.
+fn require_read(directory: &Path, journal: &JournalView) -> Result<()> {
+    let is_unknown = |kind: FaultKind| kind != FaultKind::SetAsideEarlier;
+    let mut problems = journal.problems.iter();
+    let Some(problem) = problems.find(|problem| is_unknown(problem.kind)) else {
+        return Ok(());
+    };
+    let (file, directory) = (problem.file.display(), directory.display());
+    let message = format!(
+        "{file} in the journal {directory} may be the record of this device, and cannot be \
+         read: {}",
+        problem.text
+    );
+    Err(Error::new(ErrorKind::NotReady, message).at(Stage::Journal))
+}

@@ -1,0 +1,144 @@
+//! Which volume of a journal the target of a detach is.
+
+use std::fmt::Write as _;
+
+use crate::engine::detach::receipt::Receipt;
+use crate::engine::detach::resolve::{Resolved, ResolvedUnit};
+use crate::engine::detach::{DetachTarget, Detachment, Place};
+use crate::engine::journal::{JournalView, Record};
+use crate::engine::volume::recover::{Condition, VolumeStatus};
+use crate::engine::{DetachRequest, Engine};
+use crate::error::Result;
+use crate::id::{Hctl, Source, VolumeId};
+use crate::scsi::ScsiDevice;
+
+impl Engine {
+    /// The volume of a journal that a [`detach`](Self::detach) of this request would take
+    /// down, be it held by another process. Who detaches a device and not its volume leaves
+    /// a record of what is not there, and its holder attaches it again: see
+    /// [`detach_volume`](Self::detach_volume).
+    ///
+    /// # Errors
+    /// `NotFound` where the target is a path that leads nowhere; where sysfs cannot be read.
+    pub fn volume_of(
+        &self,
+        journal: &JournalView,
+        request: &DetachRequest,
+    ) -> Result<Option<VolumeId>> {
+        let found = self.find(&request.target, request.backend.clone())?;
+        let mut by_source = None;
+        for (record, there) in journal.records.iter().zip(self.survey_read(journal)?) {
+            if self.is_at(&found, record, &there)? {
+                return Ok(Some(there.volume));
+            }
+            if by_source.is_none() && is_named(&request.target, &found, record) {
+                by_source = Some(there.volume);
+            }
+        }
+        Ok(by_source)
+    }
+
+    /// What an earlier detach of a volume has proven, for a request that has found nothing:
+    /// `None` where the journal knows no detach of it.
+    ///
+    /// # Errors
+    /// As of [`volume_of`](Self::volume_of).
+    pub fn detachment_before(
+        &self,
+        journal: &JournalView,
+        request: &DetachRequest,
+    ) -> Result<Option<Detachment>> {
+        let found = self.find(&request.target, request.backend.clone())?;
+        let named = |record: &&Record| is_named(&request.target, &found, record);
+        let mut records: Vec<&Record> = journal.detached.iter().filter(named).collect();
+        records.sort_by_key(|record| record.detached.as_ref().map(|detached| &detached.at));
+        let last = records.last();
+        last.map(|record| self.detached_before(record)).transpose()
+    }
+
+    /// The answer to a repeated detach of a volume.
+    pub(super) fn detached_before(&self, record: &Record) -> Result<Detachment> {
+        let names = record.names();
+        let place = match &record.spec.nbd {
+            Some(nbd) => Place::Nbd {
+                index: None,
+                backend: Some(nbd.backend.clone()),
+            },
+            None => Place::Scsi {
+                hctl: None,
+                name: names.first().cloned(),
+            },
+        };
+        let mut again = Detachment::unchanged(place);
+        again.volume = Some(record.volume.clone());
+        let Some(detached) = &record.detached else {
+            return Ok(again);
+        };
+        let live = Record {
+            detached: None,
+            ..record.clone()
+        };
+        let stands = self.survey_records(&[live])?.pop();
+        let stands = stands.filter(|found| found.condition != Condition::Gone);
+        let mut note = format!("it was detached at {}", detached.at);
+        if let Some(there) = &stands {
+            let _ = write!(note, ", and something stands where it was: {}", there.seen);
+        }
+        again.detached_at = Some(detached.at.clone());
+        again.safe_to_unmap = detached.safe_to_unmap && stands.is_none();
+        again.not_looked_at.clone_from(&detached.not_looked_at);
+        again.receipt = Some(Receipt {
+            names,
+            notes: vec![note],
+            not_looked_at: detached.not_looked_at.clone(),
+            safe_to_unmap: again.safe_to_unmap,
+            ..Receipt::default()
+        });
+        Ok(again)
+    }
+
+    /// Whether what was found is what stands of a volume.
+    fn is_at(&self, found: &Resolved, record: &Record, there: &VolumeStatus) -> Result<bool> {
+        let wanted = match found {
+            Resolved::NbdBackend(id) => {
+                let own = record.spec.nbd.as_ref().map(|nbd| &nbd.backend);
+                return Ok(own == Some(id));
+            }
+            Resolved::Nbd(device) => return Ok(there.nbd_index == Some(device.index())),
+            Resolved::Scsi(wanted) => wanted,
+        };
+        let paths = self.addresses(wanted)?;
+        Ok(paths.iter().any(|path| there.paths.contains(path)))
+    }
+
+    /// Where the devices of a SCSI unit are that was found.
+    fn addresses(&self, wanted: &ResolvedUnit) -> Result<Vec<Hctl>> {
+        let mut paths: Vec<Hctl> = wanted.locked_addresses().into_iter().collect();
+        if let Some(map) = &wanted.map {
+            for disk in map.paths()? {
+                paths.extend(ScsiDevice::of_disk(&disk)?.map(|device| device.hctl()));
+            }
+        }
+        if let Some(name) = &wanted.name {
+            let devices = self.devices_named(name)?;
+            paths.extend(devices.iter().map(ScsiDevice::hctl));
+        }
+        Ok(paths)
+    }
+}
+
+/// Whether a record says that the target is its volume, wherever that is.
+fn is_named(target: &DetachTarget, found: &Resolved, record: &Record) -> bool {
+    match (target, found) {
+        (_, Resolved::NbdBackend(id)) => {
+            let own = record.spec.nbd.as_ref().map(|nbd| &nbd.backend);
+            own == Some(id)
+        }
+        (DetachTarget::Source(source), _) => {
+            let is_it = |own: &Source| own == source;
+            record.spec.sources.iter().any(is_it)
+        }
+        (DetachTarget::Unit(name), _) => name.is_unique() && record.names().contains(name),
+        (DetachTarget::Device(_), _) => false,
+    }
+}

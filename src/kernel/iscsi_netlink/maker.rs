@@ -1,0 +1,225 @@
+//! The right to make sessions, which one process of the whole machine has at a time.
+//!
+//! A session's `creator` is the port number of the socket that asked for it
+//! (`iscsi_if_create_session`), and an iscsid that starts takes up each session whose creator
+//! is not -1. So the socket has the port -1 where it can. Any local user may bind that port
+//! (`netlink_bind`), so it is not the lock: the lock is one on a file that root alone can
+//! open, and another port serves where -1 is taken.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use netlink_sys::{Socket, protocols::NETLINK_ISCSI};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use super::socket::open_as;
+use crate::deadline::{Backoff, Deadline};
+use crate::error::{Error, ErrorKind, Result};
+use crate::kernel::Roots;
+use crate::kernel::locks;
+use crate::kernel::netlink_port::{self, Holder};
+
+/// As a signed number: -1.
+const NOBODY: u32 = u32::MAX;
+/// A process that may make sessions is given so long to free the port: earlier versions of
+/// lunbd take no lock, and have the port while they make one.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A random port may be taken.
+const MOST_TRIES: usize = 16;
+
+/// The right to make a session. Kept from before a session is made until it is started, so
+/// that who has it knows that of those which were never started nobody is at work on any.
+/// The kernel takes it back when the process dies.
+#[derive(Debug)]
+pub(crate) struct CreateLock {
+    socket: Socket,
+    _lock: Flock<File>,
+}
+
+/// Nobody on this machine makes a session as long as this is there, in whatever container.
+#[derive(Debug)]
+pub(crate) struct NoMaker {
+    /// `None` where a process has the port that may make no session.
+    _port: Option<Socket>,
+    _lock: Flock<File>,
+}
+
+impl CreateLock {
+    /// Waits for it. **Blocks**, for as long as another has it and no longer. Where another
+    /// process has the port -1, the sessions are made from another port, and the log names
+    /// that process.
+    ///
+    /// # Errors
+    /// `InUse` where another process of lunbd had the right all the time, until `deadline`,
+    /// naming it; `NotPermitted` without root.
+    pub(crate) fn wait(roots: &Roots, deadline: Deadline) -> Result<Self> {
+        let lock = lock(roots, deadline)?;
+        let socket = match bind(roots, deadline.at_most(PATIENCE))? {
+            Bound::Nobody(socket) => socket,
+            Bound::Taken(holder) => {
+                let (socket, port) = bind_another()?;
+                tracing::warn!(
+                    "{} has the netlink port -1: a session is made from the port {port}, and an \
+                     iscsid that starts later takes it up; end that process where it is none of \
+                     lunbd's",
+                    holder.words
+                );
+                socket
+            }
+        };
+        Ok(Self {
+            socket,
+            _lock: lock,
+        })
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+}
+
+impl NoMaker {
+    /// Waits until nobody makes a session, also no process of an earlier version of lunbd,
+    /// which has the port alone. A process that has the port and cannot make a session is
+    /// passed over.
+    ///
+    /// # Errors
+    /// `InUse` where another had the right, or may have had it, all the time until
+    /// `deadline`, naming the process.
+    pub(crate) fn wait(roots: &Roots, deadline: Deadline) -> Result<Self> {
+        let lock = lock(roots, deadline)?;
+        let port = match bind(roots, deadline)? {
+            Bound::Nobody(socket) => Some(socket),
+            Bound::Taken(holder) if !holder.may_administer => None,
+            Bound::Taken(holder) => {
+                let message = format!(
+                    "{} has the netlink port by which sessions are made: it is to be ended where \
+                     it is none of lunbd's",
+                    holder.words
+                );
+                return Err(Error::new(ErrorKind::InUse, message));
+            }
+        };
+        Ok(Self {
+            _port: port,
+            _lock: lock,
+        })
+    }
+}
+
+/// The process that has the port -1 now, in words; `None` where nobody has it.
+pub(crate) fn holder_of_port(roots: &Roots) -> Option<String> {
+    netlink_port::holder(roots, NETLINK_ISCSI, NOBODY).map(|holder| holder.words)
+}
+
+enum Bound {
+    Nobody(Socket),
+    Taken(Holder),
+}
+
+/// The port -1, as soon as nobody has it. One that cannot make sessions is not waited for.
+fn bind(roots: &Roots, deadline: Deadline) -> Result<Bound> {
+    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(10));
+    let mut is_looked_at = false;
+    loop {
+        match open_as(NOBODY) {
+            Err(error) if is(&error, Errno::EADDRINUSE) => {}
+            opened => return opened.map(Bound::Nobody),
+        }
+        if !is_looked_at || deadline.has_passed() {
+            is_looked_at = true;
+            match netlink_port::holder(roots, NETLINK_ISCSI, NOBODY) {
+                Some(holder) if !holder.may_administer || deadline.has_passed() => {
+                    return Ok(Bound::Taken(holder));
+                }
+                None if deadline.has_passed() => return Ok(Bound::Taken(Holder::in_turn())),
+                _ => {}
+            }
+        }
+        deadline.pause(pauses.pause());
+    }
+}
+
+/// A random port that is negative, as no daemon's is: that is its process's number. Nobody
+/// can hold all of them.
+fn bind_another() -> Result<(Socket, i32)> {
+    let mut tries = 0;
+    loop {
+        let mut random = [0; 4];
+        getrandom::fill(&mut random).map_err(|error| {
+            let message = format!("the kernel gives no random bytes: {error}");
+            Error::new(ErrorKind::Io, message)
+        })?;
+        let port = i32::from_ne_bytes(random) | i32::MIN;
+        tries += 1;
+        match open_as(port.cast_unsigned()) {
+            Err(error) if is(&error, Errno::EADDRINUSE) && tries < MOST_TRIES => {}
+            opened => return opened.map(|socket| (socket, port)),
+        }
+    }
+}
+
+/// Of the driver, known to each process in whatever container, and open to root alone (mode
+/// 0200, `module_uevent` of `kernel/params.c`).
+fn lock_file(roots: &Roots) -> PathBuf {
+    roots.sysfs.join("module/iscsi_tcp/uevent")
+}
+
+fn lock(roots: &Roots, deadline: Deadline) -> Result<Flock<File>> {
+    let path = lock_file(roots);
+    // The kernel opens it for writing alone (`kernfs_fop_open`). Nothing is written.
+    let opened = File::options().write(true).open(&path);
+    let mut file = opened.map_err(|error| Error::io("cannot open the lock", &path, &error))?;
+    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(10));
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => file = back,
+            Err((_, errno)) => {
+                let error = Error::of_errno("cannot take the lock", errno);
+                return Err(error.with_path(path));
+            }
+        }
+        if deadline.has_passed() {
+            let holder = locks::holder(roots, &file).unwrap_or_else(|| "a process".to_owned());
+            let message =
+                format!("{holder} has the right to make iSCSI sessions, and did not give it back");
+            return Err(Error::new(ErrorKind::InUse, message).with_path(path));
+        }
+        deadline.pause(pauses.pause());
+    }
+}
+
+fn is(error: &Error, errno: Errno) -> bool {
+    error.errno() == Some(errno as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn one_process_at_a_time_has_the_lock_and_the_next_waits_no_longer_than_its_deadline() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let path = lock_file(&roots);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "").unwrap();
+        let soon = || Deadline::after(Duration::from_millis(50));
+        let first = lock(&roots, soon()).unwrap();
+        let error = lock(&roots, soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InUse);
+        assert!(error.to_string().contains("right to make"), "{error}");
+        drop(first);
+        lock(&roots, soon()).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(
+            lock(&roots, soon()).unwrap_err().kind(),
+            ErrorKind::Vanished
+        );
+    }
+}

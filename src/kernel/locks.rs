@@ -1,0 +1,53 @@
+//! The process that has a lock of `flock(2)`.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+
+use nix::sys::stat::{major, minor};
+
+use super::{Roots, sysfs};
+
+/// The process that has this file locked, in words; `None` where nobody has, or the kernel
+/// does not say: `/proc/locks` shows the processes of our PID namespace.
+pub(crate) fn holder(roots: &Roots, file: &File) -> Option<String> {
+    let metadata = file.metadata().ok()?;
+    let device = metadata.dev();
+    let place = format!(
+        "{:02x}:{:02x}:{}",
+        major(device),
+        minor(device),
+        metadata.ino()
+    );
+    let table = sysfs::read(&roots.proc.join("locks")).ok()?;
+    let pid = pid_in(&table, &place)?;
+    let command = sysfs::read(&roots.proc.join(format!("{pid}/comm"))).unwrap_or_default();
+    Some(format!("process {pid} ({command})"))
+}
+
+/// Of `/proc/locks` (`lock_get_status` of `fs/locks.c`): `1: FLOCK ADVISORY WRITE 812
+/// 00:15:77 0 EOF`; who waits has `->` before the kind.
+fn pid_in(table: &str, place: &str) -> Option<u32> {
+    table.lines().find_map(|line| {
+        let mut columns = line.split_ascii_whitespace().skip(1);
+        let is_flock = columns.next()? == "FLOCK";
+        let pid = columns.nth(2)?.parse().ok()?;
+        (is_flock && columns.next()? == place).then_some(pid)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_found_by_its_file_among_others_and_who_waits_has_none() {
+        let table = "\
+1: POSIX  ADVISORY  WRITE 11 00:15:77 0 EOF
+2: FLOCK  ADVISORY  WRITE 812 fd:01:77 0 EOF
+3: -> FLOCK  ADVISORY  WRITE 12 00:15:77 0 EOF
+4: FLOCK  ADVISORY  WRITE 813 00:15:77 0 EOF
+";
+        assert_eq!(pid_in(table, "00:15:77"), Some(813));
+        assert_eq!(pid_in(table, "00:15:78"), None);
+    }
+}
