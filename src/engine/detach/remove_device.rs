@@ -4,6 +4,7 @@
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::receipt::Flush;
+use crate::engine::first_names;
 use crate::engine::timing::StageTimer;
 use crate::engine::usage::claim::Claim;
 use crate::engine::usage::failed_flush::FailedFlush;
@@ -73,6 +74,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
         }
         self.refuse_users_of_bare(device, deadline)?;
+        first_names::forget(self.roots(), device.hctl());
         scsi::delete(device, &self.scheduler, watch, deadline)
     }
 
@@ -89,6 +91,7 @@ impl Engine {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let removed_device = uevent::RemovedDevice::of(roots, disk)?;
         let lost = FailedFlush::of(roots, disk)?;
+        first_names::forget(roots, device.hctl());
         scsi::delete(device, &self.scheduler, watch, deadline)?;
         drop(held);
         lost.clear();
