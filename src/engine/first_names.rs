@@ -19,12 +19,14 @@ use crate::scsi::{Identity, ScsiDevice};
 pub(super) struct FirstNames {
     path: PathBuf,
     life: String,
+    disk: BlockDevice,
 }
 
 impl FirstNames {
     pub(super) fn of(roots: &Roots, hctl: Hctl, disk: &BlockDevice) -> Result<Self> {
         let (path, life) = (path(roots, hctl), disk.life()?);
-        Ok(Self { path, life })
+        let disk = disk.clone();
+        Ok(Self { path, life, disk })
     }
 
     /// The names; none if no attach has returned this disk.
@@ -41,7 +43,11 @@ impl FirstNames {
     /// Writes the names down, unless those of this disk are there. The attach goes on if it
     /// fails: it needs no record for itself.
     pub(super) fn keep(&self, identity: &Identity) {
-        if identity.names.is_empty() || self.read().is_ok_and(|first| !first.names.is_empty()) {
+        let is_gone = || !self.disk.dir().exists();
+        if is_gone()
+            || identity.names.is_empty()
+            || self.read().is_ok_and(|first| !first.names.is_empty())
+        {
             return;
         }
         let names = identity.names.iter().map(Wwid::to_string);

@@ -8,6 +8,7 @@ use crate::engine::attach::multipath_map::UnitMap;
 use crate::engine::attach::rollback;
 use crate::engine::attach::scsi_path::{PathFailure, ProbedPath};
 use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
+use crate::engine::first_names::FirstNames;
 use crate::engine::iscsi::login::RouteAttempt;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
@@ -240,6 +241,11 @@ impl Engine {
             // A new user of the unit starts from the data on it, so earlier failed
             // flushes no longer count.
             failed_flush::purge_stale(roots, &identity.names, true);
+        }
+        for path in &unit.paths {
+            if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
+                first.keep(&path.identity);
+            }
         }
         let (how, links) = settled;
         Ok(Attachment {

@@ -139,7 +139,6 @@ impl Engine {
                         expect(request, hctl, &found)?;
                         self.wait_for_transition(&device, &found, request, deadline)?;
                         self.ensure_size(&device, &found, timer, deadline)?;
-                        FirstNames::of(roots, hctl, &found.disk)?.keep(&found.identity);
                         return Ok(found.probed(via, device, false, watch));
                     }
                 }
@@ -179,10 +178,7 @@ impl Engine {
                 Ok(found)
             });
         match found {
-            Ok(found) => {
-                FirstNames::of(roots, hctl, &found.disk)?.keep(&found.identity);
-                Ok(found.probed(via, device, true, watch))
-            }
+            Ok(found) => Ok(found.probed(via, device, true, watch)),
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
                 let deadline = deadline.for_rollback();

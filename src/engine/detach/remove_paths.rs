@@ -9,6 +9,7 @@ use crate::engine::detach::foreign_unit::{
 };
 use crate::engine::detach::receipt::{Flush, MapReceipt, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
+use crate::engine::first_names;
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
@@ -428,6 +429,9 @@ impl DetachRun<'_> {
     pub(in crate::engine) fn read_back(&mut self) {
         for (device, path) in self.devices.iter().zip(&mut self.receipt.paths) {
             path.gone = !device.is_there();
+            if path.gone {
+                first_names::forget(self.engine.roots(), path.hctl);
+            }
         }
     }
 }
