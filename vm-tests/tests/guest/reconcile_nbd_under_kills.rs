@@ -137,7 +137,7 @@ impl Node {
             };
             let (_, body) = text.split_once('\n').unwrap();
             let record: Value = serde_json::from_str(body).unwrap();
-            // What a detach has proven is kept.
+            // The record of a proven detach stays.
             if !record["detached"].is_null() {
                 continue;
             }
