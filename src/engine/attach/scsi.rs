@@ -242,13 +242,8 @@ impl Engine {
             // flushes no longer count.
             failed_flush::purge_stale(roots, &identity.names, true);
         }
-        for path in &unit.paths {
-            if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
-                first.keep(&path.identity);
-            }
-        }
         let (how, links) = settled;
-        Ok(Attachment {
+        let attachment = Attachment {
             source: request.source.clone(),
             node: disk.node(roots),
             devno: disk.devno(),
@@ -266,7 +261,13 @@ impl Engine {
                 map: map.map(|(map, _)| map.name().to_owned()),
                 no_map: why_none,
             },
-        })
+        };
+        for path in &unit.paths {
+            if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
+                first.keep(&path.identity);
+            }
+        }
+        Ok(attachment)
     }
 
     /// Replaces each path by an older alias: where the unit is also at another LUN of the
