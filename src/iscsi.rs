@@ -49,8 +49,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// Who is spoken with, in errors.
 const PEER: &str = "the iSCSI target";
 
-fn broken(field: &str, found: impl fmt::Display, expected: &str) -> Error {
-    Error::broken(PEER, field, found, expected)
+fn violation(field: &str, found: impl fmt::Display, expected: &str) -> Error {
+    Error::protocol_violation(PEER, field, found, expected)
 }
 
 fn random(bytes: &mut [u8]) -> Result<()> {

@@ -7,7 +7,7 @@ pub(crate) mod device_dir;
 pub mod devices;
 pub(crate) mod dm;
 pub(crate) mod exports;
-pub(crate) mod file_server_looks;
+pub(crate) mod file_server_lookup;
 pub(crate) mod file_servers;
 pub mod file_system;
 pub(crate) mod generic_nodes;

@@ -8,7 +8,7 @@
 //! It is known by what the kernel keeps with it: its `creator` is no process: -1, so that an
 //! iscsid that starts leaves it alone, or another negative number where some process had that
 //! port. Its interface is called `lunbd`. By
-//! both [`IscsiSession::is_ours`] says that it was made here; by its names and
+//! both [`IscsiSession::is_lunbd_owned`] says that it was made here; by its names and
 //! its portal it is found again.
 
 mod facts;
