@@ -1,6 +1,6 @@
-//! The reads that ask NBD devices whether they serve: one of each device at a time. The
-//! kernel keeps the thread of a read until the device answers, and a device without a
-//! server may answer never.
+//! The reads that test whether NBD devices serve I/O: one of each device at a time. The
+//! kernel holds the thread of a read until the device answers, and a device without a server
+//! may never answer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker::{self, Pending};
 use crate::nbd::NbdDevice;
 
-/// Which devices are being read.
+/// The devices that are being read.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct NbdReads(Arc<Shared>);
 
@@ -33,8 +33,7 @@ struct UnderWay {
 }
 
 impl NbdReads {
-    /// The right to read a device; `None` where an earlier read has not returned by
-    /// `deadline`.
+    /// The right to read a device; `None` if an earlier read has not returned by `deadline`.
     fn guard(&self, index: NbdIndex, deadline: Deadline) -> Option<ReadGuard> {
         let mut under_way = self.0.under_way.lock();
         while under_way.reads.contains_key(&index) {
@@ -54,8 +53,8 @@ impl NbdReads {
         })
     }
 
-    /// Starts a read of a device, when an earlier one has returned; `None` where that has
-    /// not by `deadline`.
+    /// Starts a read of a device once an earlier one has returned; `None` if that has not
+    /// returned by `deadline`.
     ///
     /// # Errors
     /// Where no thread can be started.
@@ -77,8 +76,8 @@ impl NbdReads {
         worker::start_with_own_fd_table(Stage::Probe, call).map(Some)
     }
 
-    /// The kernel took a new connection of the device. A read that went out over an old
-    /// one waits for its own timeout, and the next has not to wait for it.
+    /// Notes that the kernel took a new connection of the device. A read over an old one waits
+    /// for its own timeout, and the next read need not wait for it.
     pub(in crate::engine) fn has_new_connection(&self, index: NbdIndex) {
         self.0.under_way.lock().reads.remove(&index);
         self.0.ended.notify_all();
