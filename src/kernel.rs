@@ -28,6 +28,7 @@ pub(crate) mod sg;
 pub(crate) mod stream;
 pub mod sysfs;
 pub(crate) mod tcp;
+pub(crate) mod threads;
 pub(crate) mod udev_record;
 pub(crate) mod unix_socket;
 pub(crate) mod worker;
