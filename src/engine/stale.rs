@@ -146,7 +146,7 @@ impl Engine {
     /// Repeating it is safe.
     ///
     /// # Errors
-    /// Where sysfs cannot be read; the failure of one device is its
+    /// If sysfs cannot be read; the failure of one device is its
     /// [`ReapOutcome::Skipped`].
     pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<ReapReport> {
         telemetry::measured(Call::Reap, || {

@@ -39,7 +39,7 @@ impl Engine {
     /// that the caller gave. Linux 5.14, for backend ids.
     ///
     /// # Errors
-    /// Where sysfs cannot be read; the failure of one device is its
+    /// If sysfs cannot be read; the failure of one device is its
     /// [`HealOutcome::Failed`].
     pub fn heal(&self, deadline: Deadline) -> Result<Vec<HealReport>> {
         telemetry::measured(Call::Heal, || {
@@ -244,7 +244,7 @@ impl Healer<'_> {
     /// up to 2 s. The result is empty if the deadline passes without a report.
     ///
     /// # Errors
-    /// Where sysfs cannot be read.
+    /// If sysfs cannot be read.
     pub fn next(&mut self, deadline: Deadline) -> Result<Vec<HealReport>> {
         /// A link that dies meanwhile waits no longer than this.
         const TURN: Duration = Duration::from_secs(5);

@@ -128,7 +128,7 @@ impl Engine {
     /// 5.10, for NBD 5.14.
     ///
     /// # Errors
-    /// Where sysfs cannot be read.
+    /// If sysfs cannot be read.
     pub fn survey(&self, journal: &Journal) -> Result<Vec<VolumeStatus>> {
         self.survey_where(&journal.records(), |_| true)
     }
