@@ -325,7 +325,7 @@ fn tell_to_resize(
     /// multipathd waits for udev no longer than this (`missing_uev_wait_timeout`, 30 s by default).
     const LONGEST: Duration = Duration::from_secs(35);
     let patience = deadline.at_most(LONGEST);
-    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut pauses = Backoff::for_other_process();
     loop {
         match daemon.resize_map(map.name(), deadline) {
             Err(error)

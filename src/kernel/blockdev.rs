@@ -309,7 +309,7 @@ impl BlockDevice {
         /// Longer than the kernel's thread takes to make the node.
         const NODE_LIMIT: Duration = Duration::from_secs(1);
         let patience = Deadline::after(NODE_LIMIT);
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        let mut pauses = Backoff::for_kernel_state();
         loop {
             let error = match devices.open(node, claim) {
                 Ok(opened) => return Ok(opened),

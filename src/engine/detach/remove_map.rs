@@ -265,7 +265,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let mut watch = self.hub().watch(map.disk().name());
-        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        let mut pauses = Backoff::for_other_process();
         while map.is_there() {
             match map.paths() {
                 Ok(paths) if paths.is_empty() => {}

@@ -367,7 +367,7 @@ impl DetachRun<'_> {
     /// gone.
     pub(super) fn wait_for_removals(&mut self, deadline: Deadline) -> Result<Vec<String>> {
         let patience = deadline.at_most(LEAVING_LIMIT);
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        let mut pauses = Backoff::for_kernel_state();
         let (roots, scheduler) = (self.engine.roots(), &self.engine.scheduler);
         let mut leaving = self.engine.units.lock().leaving(roots)?;
         if leaving.is_empty() {
