@@ -57,6 +57,7 @@ mod plan;
 mod queues;
 mod reconciler;
 mod refresh;
+mod resource;
 mod session_recovery;
 mod state;
 #[cfg(feature = "metrics")]

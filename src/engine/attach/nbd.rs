@@ -198,7 +198,7 @@ impl Engine {
             return self.connect(offer, index, lock, true, deadline);
         }
         let mut events = self.hub().watch("block");
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        let mut pauses = Backoff::for_kernel_state();
         loop {
             let refused = match self.try_connect_free(offer, deadline)? {
                 Ok(connected) => return Ok(connected),

@@ -1,7 +1,6 @@
 //! The steps of a SCSI detach: the map, then every path, in the order that loses no data.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
@@ -236,7 +235,7 @@ fn retry_until_gone(
     timer: &mut StageTimer,
     deadline: Deadline,
 ) -> Result<()> {
-    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut pauses = Backoff::for_other_process();
     loop {
         match run.remove_present(timer, deadline) {
             Ok(false) => break,

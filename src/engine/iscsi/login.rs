@@ -16,10 +16,11 @@ use crate::engine::iscsi::sessions::{
 };
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
 use crate::iscsi::{self, IscsiSession, SessionName, SessionOptions};
 use crate::kernel::Roots;
+use crate::kernel::threads;
 use crate::multipath::Daemon;
 use crate::transport::{MissingReason, Route, RouteKind, RouteUnavailable};
 
@@ -405,11 +406,8 @@ impl Engine {
             // Without a receiver the new session is dropped and so ended.
             let _ = told.send((name, made));
         };
-        let thread = thread::Builder::new().name("lunbd-login".to_owned());
-        thread.spawn(run).map(drop).map_err(|error| {
-            let message = format!("cannot start a thread: {error}");
-            Error::new(ErrorKind::Io, message).at(Stage::Login)
-        })
+        let started = threads::start("lunbd-login", run);
+        started.map(drop).map_err(|error| error.at(Stage::Login))
     }
 }
 

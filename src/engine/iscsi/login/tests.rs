@@ -1,4 +1,5 @@
 use super::*;
+use crate::error::ErrorKind;
 
 fn candidate(source: &Source, session: Option<SessionId>) -> TargetRoute<'_> {
     let Source::Iscsi(uri) = source else {
