@@ -147,7 +147,7 @@ impl Engine {
     fn resize_timed(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
         let mut timer = StageTimer::new(Call::Resize, request.observer.as_ref());
         timer.enter(Stage::Resolve);
-        let found = self.find(&request.target, request.backend.clone())?;
+        let found = self.find(&request.target, request.backend.clone(), deadline)?;
         let is_nbd = !matches!(found, Resolved::Scsi(_));
         if is_nbd && (request.expected.is_some() || !request.more.is_empty()) {
             let message = "an NBD device has one source, and no name of a unit";

@@ -8,6 +8,7 @@ use crate::engine::attach::multipath_map::UnitMap;
 use crate::engine::attach::rollback;
 use crate::engine::attach::scsi_path::{PathFailure, ProbedPath};
 use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
+use crate::engine::first_names::FirstNames;
 use crate::engine::iscsi::login::RouteAttempt;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
@@ -242,7 +243,7 @@ impl Engine {
             failed_flush::purge_stale(roots, &identity.names, true);
         }
         let (how, links) = settled;
-        Ok(Attachment {
+        let attachment = Attachment {
             source: request.source.clone(),
             node: disk.node(roots),
             devno: disk.devno(),
@@ -260,7 +261,13 @@ impl Engine {
                 map: map.map(|(map, _)| map.name().to_owned()),
                 no_map: why_none,
             },
-        })
+        };
+        for path in &unit.paths {
+            if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
+                first.keep(&path.identity);
+            }
+        }
+        Ok(attachment)
     }
 
     /// Replaces each path by an older alias: where the unit is also at another LUN of the

@@ -53,11 +53,7 @@ impl DetachRun<'_> {
                 Err(error) => return Err(error.at(Stage::Identify)),
             };
             let path = self.engine.look_at(&device, deadline)?;
-            let there = match &path.identity_now {
-                PathIdentity::Live(now)
-                | PathIdentity::Silent(now)
-                | PathIdentity::Replaced { now, .. } => now,
-            };
+            let there = path.identity_now.who_answers();
             match self.unit.compare(there) {
                 Comparison::Same(Strength::Strong) => continue,
                 Comparison::Unknown if !self.unit.differs_beside_its_names(there) => continue,
