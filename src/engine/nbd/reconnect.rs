@@ -318,6 +318,7 @@ impl NbdReconnect {
                     | ErrorKind::TimedOut
                     | ErrorKind::NotFound
                     | ErrorKind::NotReady
+                    | ErrorKind::Quarantined
                     | ErrorKind::Io
             );
             if !may_come {
