@@ -1,5 +1,5 @@
-//! Doors to the kernel: one attribute, file or ioctl a function. No policy and
-//! no retries here.
+//! Access to the kernel: each function reads or writes one attribute or file, or calls one
+//! ioctl. It has no policy and no retries.
 
 pub(crate) mod block_tree;
 pub mod blockdev;

@@ -29,9 +29,10 @@ mod view;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use nix::fcntl::Flock;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Engine;
 use crate::deadline::Deadline;
@@ -88,12 +89,7 @@ struct InFlight {
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
-        // No code under this lock can leave the table half changed.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn told(&self) -> MutexGuard<'_, Option<Flock<File>>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

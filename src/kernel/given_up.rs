@@ -2,8 +2,9 @@
 //! begun a second time.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::worker::Pending;
 use crate::deadline::Deadline;
@@ -17,15 +18,10 @@ impl<T> GivenUp<T> {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    fn calls(&self) -> MutexGuard<'_, BTreeMap<String, Pending<T>>> {
-        // No code under this lock can leave the map half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the last call of this name was given up and has not returned.
     pub(crate) fn has(&self, name: &str) -> bool {
         let now = Deadline::after(Duration::ZERO);
-        let mut calls = self.calls();
+        let mut calls = self.0.lock();
         let has = calls
             .get(name)
             .is_some_and(|earlier| earlier.wait(now).is_none());
@@ -45,7 +41,7 @@ impl<T> GivenUp<T> {
         let result = call.wait(deadline);
         if result.is_none() {
             tracing::warn!(name, "the kernel has not returned; its thread stays");
-            self.calls().insert(name, call);
+            self.0.lock().insert(name, call);
         }
         result
     }

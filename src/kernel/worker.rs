@@ -125,9 +125,9 @@ pub(crate) fn run_with_own_fd_table<T: Send + 'static>(
     pending.result.recv().unwrap_or_else(|_| Err(died(stage)))
 }
 
-/// Has the thread of a call that [`start`] began leave the open files of the process
-/// while `call` runs, except `file`. It serves like [`start_with_own_fd_table`] if the call uses an
-/// open file. The process also has `file` open until then.
+/// Makes the thread of a call that [`start`] began leave the open files of the process, except
+/// `file`, while `call` runs. It has the purpose of [`start_with_own_fd_table`], for a call that
+/// uses an open file. The process also has `file` open until then.
 ///
 /// If the process is killed meanwhile, its other files are closed and its locks released,
 /// while the kernel still holds the thread and `file`.

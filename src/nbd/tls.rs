@@ -1,15 +1,14 @@
-//! NBD over TLS: the handshake here, the records by the kernel (kTLS).
+//! NBD over TLS: this module does the handshake, and the kernel the records (kTLS).
 //!
 //! STARTTLS, the TLS handshake and `OPT_GO` go through rustls. The session tickets of TLS
 //! 1.3 come before the reply to `OPT_GO`, so that rustls takes them. Then the kernel gets
-//! the keys and the record numbers, and its NBD driver uses the socket as one of TCP.
+//! the keys and the record numbers, and its NBD driver uses the socket like a TCP socket.
 //!
-//! The kernel ends a connection with `EIO` at a record that holds no data, as at a
+//! The kernel ends a connection with `EIO` at a record that holds no data, such as a
 //! `KeyUpdate` (`net/tls/tls_sw.c`). `GnuTLS`, which nbdkit, nbd-server and qemu-nbd use,
-//! sends one after 2^24 records of AES-GCM in TLS 1.3, and none with
-//! ChaCha20-Poly1305. In TLS 1.2 the kernel counts the nonces of AES-GCM on from the first
-//! that rustls used, so that the two would use one twice. So ChaCha20-Poly1305 alone is
-//! offered.
+//! sends one after 2^24 records of AES-GCM in TLS 1.3, and none with ChaCha20-Poly1305. In
+//! TLS 1.2 the kernel counts the nonces of AES-GCM on from the first that rustls used, so
+//! that the two would use a nonce twice. So only ChaCha20-Poly1305 is offered.
 
 mod certificate;
 mod certificates;
@@ -66,8 +65,8 @@ pub(super) fn negotiate(
     Ok((export, info))
 }
 
-/// As far as rustls goes. The inner error is about what the server has sent: more than was
-/// read, or a certificate that cannot be read.
+/// Does the part that goes through rustls. The inner error is about what the server sent: more
+/// than was read, or a certificate that cannot be read.
 fn agree(
     stream: &OwnedFd,
     server: &NbdServer,
@@ -94,7 +93,7 @@ pub(super) fn discover(
     .map(|(exports, _)| exports)
 }
 
-/// As [`discover`], by their names alone.
+/// As [`discover`], for the names alone.
 pub(super) fn list(
     stream: &OwnedFd,
     server: &NbdServer,
@@ -207,7 +206,7 @@ fn begin(
     Ok((session, request, Trust { peer, verifier }))
 }
 
-/// The certificate that a server may ask for, and whether it has.
+/// The client's certificate, which a server may ask for, and whether the server did.
 #[derive(Debug, Default)]
 struct CertificateRequest {
     own: Option<Arc<CertifiedKey>>,
@@ -231,7 +230,7 @@ struct Secured<'a> {
     records: RecordReader<DeadlineStream<'a>>,
     /// Why rustls ended it.
     failure: Option<rustls::Error>,
-    /// The server has said something in TLS.
+    /// Whether the server has sent data over TLS.
     was_answered: bool,
 }
 

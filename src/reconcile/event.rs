@@ -80,7 +80,7 @@ pub enum Event {
         budget_left: Option<Duration>,
     },
     /// The certificate of an NBD volume's server ends within 30 days, or has ended: the next
-    /// reconnect after its end fails. Said once for each certificate.
+    /// reconnect after its end fails. Reported once for each certificate.
     CertificateEnds {
         /// The volume.
         volume: VolumeId,

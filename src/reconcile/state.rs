@@ -271,8 +271,8 @@ impl State {
         })
     }
 
-    /// Takes in the result of a look that began when `ended_steps` steps had ended. With `verify_reason`, a
-    /// volume that is seen for the first time must be verified.
+    /// Takes in the result of a look that began when `ended_steps` steps had ended. With
+    /// `verify_reason`, a volume that is seen for the first time must be verified.
     pub(super) fn merge(
         &mut self,
         found: Vec<VolumeStatus>,
@@ -303,7 +303,7 @@ impl State {
         events
     }
 
-    /// Tells once of each certificate that ends soon.
+    /// The event for a certificate that ends soon, once for each certificate.
     pub(super) fn certificate_event(&mut self, volume: &VolumeId) -> Option<Event> {
         const SOON: Duration = Duration::from_secs(30 * 24 * 60 * 60);
         let tls = self.actual.volumes.get(volume)?.tls.as_ref()?;

@@ -41,7 +41,7 @@ impl Pages for Cached<'_> {
 /// nothing: a moment later another life of the device may have the address.
 ///
 /// # Errors
-/// Where the folder cannot be listed.
+/// If the folder cannot be listed.
 pub(super) fn addresses_that_may_be(
     folder: &Path,
     is_wanted: impl Fn(&Wwid) -> bool,

@@ -10,6 +10,7 @@ use lunbd::{
     Cancel, Deadline, DetachRequest, DetachTarget, Detachment, Engine, Error, ErrorKind, Result,
 };
 
+use crate::envelope::{self, Type};
 use crate::progress::{BARS, Progress};
 use crate::{arguments, attach, exit, recover};
 
@@ -42,7 +43,7 @@ pub(crate) fn run(
     drop(progress);
     Ok(exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &detachment)
+            envelope::write(&mut out, Type::Detachment, &detachment)
         } else {
             write(out, &detachment)
         }

@@ -21,7 +21,7 @@ pub(crate) fn completions(shell: Shell) -> ExitCode {
 }
 
 /// # Errors
-/// `InvalidInput` where there is no such command.
+/// `InvalidInput` if there is no such command.
 pub(crate) fn man(command: Option<&str>) -> Result<ExitCode> {
     let mut whole = Arguments::command();
     whole.build();

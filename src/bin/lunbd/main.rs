@@ -10,6 +10,7 @@ mod detach;
 mod detach_limit;
 mod discover;
 mod doctor;
+mod envelope;
 mod exit;
 mod generate;
 mod heal;

@@ -1,4 +1,4 @@
-//! The way of one NBD attach, from top to bottom.
+//! The steps of one NBD attach, from top to bottom.
 
 mod content;
 mod existing;
@@ -61,8 +61,8 @@ impl Engine {
         }
     }
 
-    /// Connects a device and proves it; `None` where the kernel did not receive over each
-    /// connection, and the device is disconnected again.
+    /// Connects a device and proves it; `None` if the kernel did not receive over each
+    /// connection, so that the device was disconnected again.
     fn attach_new(
         &self,
         uri: &NbdUri,
@@ -142,7 +142,7 @@ impl Engine {
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         match proven {
             Ok(attachment) => {
-                self.links().insert(device.index(), link);
+                self.links.lock().insert(device.index(), link);
                 Ok(Some(attachment))
             }
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
@@ -150,7 +150,7 @@ impl Engine {
                 let deadline = deadline.for_rollback();
                 link.shut_down();
                 let index = device.index();
-                // udev's probe of it may be under way: it stands until the last close.
+                // The device stays until its last close, which may be that of udev's probe.
                 let taken_down = nbd::disconnect(roots, index, deadline)
                     .and_then(|()| nbd::wait_until_free(roots, index, &mut watch, deadline));
                 match taken_down {
@@ -165,7 +165,8 @@ impl Engine {
         }
     }
 
-    /// Whether the kernel receives over each connection. Of one alone the settling proves it.
+    /// Whether the kernel receives over each connection. For a single connection the settling
+    /// proves it.
     fn receives(
         &self,
         device: &NbdDevice,
@@ -181,7 +182,7 @@ impl Engine {
 
     /// The connected device of this id.
     pub(in crate::engine) fn nbd_of(&self, backend: &BackendId) -> Result<Option<NbdDevice>> {
-        let mut found = self.backends().of_backend(self.roots(), backend)?;
+        let mut found = self.backends.lock().of_backend(self.roots(), backend)?;
         if found.len() > 1 {
             let names: Vec<String> = found.iter().map(|d| d.index().name()).collect();
             let message = format!("{} all have backend id {backend}", names.join(" and "));
@@ -190,7 +191,7 @@ impl Engine {
         Ok(found.pop())
     }
 
-    /// Connects the first device that is free, or the one that was asked for.
+    /// Connects the first free device, or the one that the caller requested.
     fn connect_free(&self, offer: &Offer<'_>, deadline: Deadline) -> Result<Connected> {
         if let Some(index) = offer.request.nbd.index {
             let lock = DeviceLock::take(self.roots(), &index.name(), deadline)?;
@@ -203,9 +204,9 @@ impl Engine {
                 Ok(connected) => return Ok(connected),
                 Err(refused) => refused,
             };
-            // Others are at those that there are, the next to be made among
-            // them; or udev's probes have them open for a moment.
-            self.backends().invalidate();
+            // Other processes work on all devices, even on the next one to be created, or
+            // udev's probes have them open for a moment.
+            self.backends.lock().invalidate();
             if deadline.has_passed() {
                 let message = "no NBD device is free";
                 let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
@@ -218,14 +219,14 @@ impl Engine {
         }
     }
 
-    /// One look at each device. Where none is free, the last refusal.
+    /// Tries each free device once. If none can be connected, returns the last refusal.
     fn try_connect_free(
         &self,
         offer: &Offer<'_>,
         deadline: Deadline,
     ) -> Result<Result<Connected, Option<Error>>> {
         let mut refused = None;
-        let candidates = self.backends().candidates(self.roots())?;
+        let candidates = self.backends.lock().candidates(self.roots())?;
         for index in candidates {
             let Some(lock) = DeviceLock::try_take(self.roots(), &index.name())? else {
                 continue;
@@ -252,8 +253,8 @@ impl Engine {
         Ok(Err(refused))
     }
 
-    /// Connects this device. `patient` waits for a probe that has its node open,
-    /// where no other device would do.
+    /// Connects this device. With `patient`, since no other device would do, it waits for a
+    /// probe that has the node open.
     fn connect(
         &self,
         offer: &Offer<'_>,
@@ -266,14 +267,14 @@ impl Engine {
         forget_last_connection(roots, index)?;
         let before = NbdDevice::find(roots, index)?;
         let written = before.map_or(Ok(0), |device| device.written())?;
-        // Before the connect, or its event could be missed.
+        // The watch begins before the connect, or it could miss the connect's event.
         let mut watch = self.hub().watch(&index.name());
         loop {
             let Err(refused) = offer.connect(index)?.send(roots, deadline) else {
                 break;
             };
-            // A probe of udev's has the node open for a moment, and that alone
-            // makes the kernel refuse: its close is an event.
+            // A probe of udev has the node open for a moment, and that alone makes the
+            // kernel refuse. Its close is an event.
             let open = nbd::Refusal::of(&refused) == Some(nbd::Refusal::OpenedByOther);
             if !open || !patient {
                 return Err(refused);
@@ -341,11 +342,11 @@ struct Served {
     tls: Option<TlsInfo>,
 }
 
-/// A later process finds the server of a device by its id, which is the URI, or in the
-/// journal.
+/// Requires that a later process can find the server of the device: in its id, which is
+/// the URI, or in the journal.
 ///
 /// # Errors
-/// `InvalidInput` at stage `resolve` where neither has the whole URI.
+/// `InvalidInput` at stage `resolve` if neither has the whole URI.
 fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) -> Result<()> {
     let is_given = request.nbd.backend_is_given() || request.is_in_a_journal();
     if is_given || backend.as_str().parse().is_ok_and(|id: NbdUri| id == *uri) {
@@ -361,9 +362,9 @@ fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) 
     Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve))
 }
 
-/// Has the kernel send no request longer than the server takes, as the attach
-/// that connected the device may not have come to do. A server that takes no
-/// second client, or does not answer, is not waited for.
+/// Makes the kernel send no request longer than the server takes: the attach that connected
+/// the device may have died before it did that. It does not wait for a server that takes no
+/// second client or does not answer.
 fn limit_as_served(device: &NbdDevice, uri: &NbdUri, timer: &mut StageTimer, deadline: Deadline) {
     const PATIENCE: Duration = Duration::from_secs(5);
     timer.enter(Stage::Dial);
@@ -375,8 +376,8 @@ fn limit_as_served(device: &NbdDevice, uri: &NbdUri, timer: &mut StageTimer, dea
     }
 }
 
-/// What a flush of an earlier connection lost is not the next one's: the kernel numbers
-/// the lives of a disk, and a connection is none.
+/// Clears the failed flush of an earlier connection: its loss does not concern the next
+/// connection. The kernel numbers the lives of a disk, and a new connection begins no new one.
 fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<()> {
     if let Some(device) = NbdDevice::find(roots, index)?
         && device.pid()?.is_none()
@@ -392,13 +393,13 @@ fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<()> {
 /// A device that was just connected.
 struct Connected {
     device: NbdDevice,
-    /// What was written to the disk before it was connected.
+    /// The disk's write counter before it was connected.
     written: u64,
     watch: Watch,
     _lock: DeviceLock,
 }
 
-/// What is offered to the kernel.
+/// The connections and the settings that are offered to the kernel.
 struct Offer<'a> {
     request: &'a AttachRequest,
     backend: &'a BackendId,
@@ -408,8 +409,8 @@ struct Offer<'a> {
 }
 
 impl Offer<'_> {
-    /// The command, over duplicates: the kernel takes the connections, and we
-    /// keep our end of them to be able to shut them down.
+    /// The command, with duplicates of the sockets: the kernel takes the connections, and this
+    /// process keeps its own sockets to be able to shut them down.
     fn connect(&self, index: NbdIndex) -> Result<Connect> {
         let sockets = nbd::duplicate(&self.sockets)?;
         let timeouts = self.request.nbd.timeouts();
@@ -420,7 +421,7 @@ impl Offer<'_> {
             .backend(self.backend.clone()))
     }
 
-    /// What was read back is what was offered.
+    /// Checks that what was read back is what was offered.
     fn compare(&self, attachment: &Attachment) -> Result<()> {
         let differs = |what: &str, found: &str, expected: &str| {
             let node = attachment.node.display();

@@ -1,6 +1,6 @@
 //! The right to work on one volume of a journal, and to write its record.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::conflict::{self, Reservation};
 use super::record::{Detached, Record, VolumeSpec};
@@ -44,8 +44,7 @@ impl Journal {
                 let what = format!("another thread to finish with volume {volume}");
                 return Err(Error::timed_out(Stage::Lock, deadline, &what));
             }
-            let woken = self.shared.freed.wait_timeout(table, deadline.max_sleep());
-            table = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.freed.wait_for(&mut table, deadline.max_sleep());
         }
         if let Some(wanted) = wanted {
             if let Some(known) = table.records.get(volume) {

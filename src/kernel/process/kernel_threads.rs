@@ -4,14 +4,16 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::kernel::{Roots, sysfs};
 
-/// They are children of kthreadd, as programs are that the kernel starts. The flags of
-/// each child tell them apart, and are read once in the life of a thread.
+/// The threads of the kernel are children of kthreadd, and so are the programs that the
+/// kernel starts. The flags of each child tell them apart, and are read once in the life of a
+/// thread.
 pub(super) struct KernelThreads {
-    /// None where `/proc` does not say them: then all are looked at.
+    /// Empty if `/proc` does not show the children: then all processes are looked at.
     children: BTreeSet<u32>,
 }
 
@@ -33,7 +35,7 @@ impl KernelThreads {
         let text = text.unwrap_or_default();
         let children = text.split_ascii_whitespace();
         let children: BTreeSet<u32> = children.filter_map(|pid| pid.parse().ok()).collect();
-        let mut known = KNOWN_THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = KNOWN_THREADS.lock();
         known.retain(|pid| children.contains(pid));
         Self { children }
     }
@@ -42,7 +44,7 @@ impl KernelThreads {
         if !self.children.contains(&pid) {
             return false;
         }
-        let mut known = KNOWN_THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = KNOWN_THREADS.lock();
         if known.contains(&pid) {
             return true;
         }

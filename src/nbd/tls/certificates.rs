@@ -15,14 +15,13 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::given_up::GivenUp;
 use crate::kernel::worker;
 
-/// The reads of directories, and of the system's authorities, on file systems that do not
-/// answer.
+/// The reads on file systems that did not answer.
 static GIVEN_UP: GivenUp<Certificates> = GivenUp::new();
 
-/// Of a file, in bytes: more than any system's authorities.
+/// The longest file that is read, in bytes: more than any system's authorities take.
 const LONGEST: usize = 4 << 20;
 
-/// Whom the client trusts, and what it shows.
+/// The authorities that the client trusts, and the certificate that it shows.
 #[derive(Debug)]
 pub(super) struct Certificates {
     pub(super) authorities: RootCertStore,
@@ -32,8 +31,8 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
-    /// Reads them anew, so that new ones count from the next connection on; on a thread of
-    /// its own, which stays where the file system does not answer.
+    /// Reads the files for each connection, so that new files count from the next connection
+    /// on. It reads on a thread of its own, which stays if the file system does not answer.
     ///
     /// # Errors
     /// `InvalidInput` for a file that holds no certificate, no list or no key, and for a
@@ -144,7 +143,7 @@ fn read_if_there(path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>> {
         opened => opened.map_err(|error| failed(&error))?,
     };
     let length = file.metadata().map_err(|error| failed(&error))?.len();
-    // No growing: that would leave copies of the text behind.
+    // The buffer must not grow: that would leave copies of the text in memory.
     let room = usize::try_from(length).unwrap_or(LONGEST).min(LONGEST) + 1;
     let mut text = Zeroizing::new(Vec::with_capacity(room));
     let most = u64::try_from(room).unwrap_or(u64::MAX);

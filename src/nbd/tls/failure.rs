@@ -7,12 +7,12 @@ use rustls::{AlertDescription, CertificateError, Error as TlsError};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Stage};
 
-/// Of rustls, where the error has one in it.
+/// The error of rustls in this error, if there is one.
 pub(super) fn tls_error(error: &io::Error) -> Option<&TlsError> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Of a handshake with the server that is called `name`.
+/// The error for a failed handshake with the server `name`.
 pub(super) fn of(error: &io::Error, name: &str, deadline: Deadline) -> Error {
     if let Some(error) = tls_error(error) {
         return of_tls(error, name);
@@ -43,7 +43,8 @@ pub(super) fn of_tls(error: &TlsError, name: &str) -> Error {
     Error::new(kind, message).at(Stage::Tls)
 }
 
-/// The server ended the connection after it had asked for a certificate of the client.
+/// The error if the server ended the connection after it had asked for a certificate of the
+/// client.
 pub(super) fn of_certificate(name: &str, was_shown: bool) -> Error {
     let (kind, why) = received(if was_shown {
         AlertDescription::BadCertificate
@@ -65,7 +66,7 @@ fn certificate(error: &CertificateError) -> &'static str {
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "its certificate is for another name: say tls-hostname=NAME if that is right"
         }
-        // Two authorities may have one name.
+        // Two authorities may have one name, so a bad signature means an unknown authority too.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "its certificate is of no authority that is trusted: put the authority's into \
              ca-cert.pem of tls-certificates=DIRECTORY"

@@ -1,4 +1,4 @@
-//! What names the content of an NBD volume, as its server serves it.
+//! The names of the content of an NBD volume, as its server serves it.
 
 use crate::deadline::Deadline;
 use crate::engine::{AttachRequest, NbdOptions};
@@ -6,8 +6,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{ContentName, NbdUri};
 use crate::nbd::{Connection, Content, is_other_content, spelt_content};
 
-/// The names that every connection serves; `None` where the server answers the read with
-/// an error, which is no reason to keep its volume from a caller that expects no name.
+/// The names that every connection serves; `None` if the server answers the read with an
+/// error. A caller that expects no name gets such a volume nevertheless.
 pub(super) fn of_all(
     connections: &[Connection],
     uri: &NbdUri,
@@ -31,14 +31,14 @@ pub(super) fn of_all(
     })
 }
 
-/// Its connections are not to one volume.
+/// The error for connections that lead to different volumes.
 pub(super) fn serves_two() -> Error {
     let message = "the NBD server reported different export parameters per connection";
     Error::new(ErrorKind::Protocol, message).at(Stage::Handshake)
 }
 
 /// # Errors
-/// `IdentityMismatch` where the content lacks the name that is expected.
+/// `IdentityMismatch` if the content lacks the expected name.
 pub(super) fn require_expected(
     options: &NbdOptions,
     content: Option<&[ContentName]>,
@@ -56,11 +56,12 @@ pub(super) fn require_expected(
     Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
 }
 
-/// A name that the caller expects is its own word, and newer than the journal's.
+/// Requires a name that the journal has of the volume, unless the caller accepts any content
+/// or expects a name, which is newer than the journal's.
 ///
 /// # Errors
-/// `IdentityMismatch` where the volume has none of the names that the journal has of it;
-/// `NotReady` where its server does not let them be read.
+/// `IdentityMismatch` if the volume has none of the names that the journal has of it;
+/// `NotReady` if its server answers the read with an error.
 pub(super) fn require_known(
     request: &AttachRequest,
     content: Option<&[ContentName]>,
@@ -102,7 +103,7 @@ mod tests {
             .collect()
     }
 
-    /// The error of an attach of what has `content`, where the journal has `known`.
+    /// The error of an attach of a volume with `content`, if the journal has `known`.
     fn refusal(
         known: Option<&[&str]>,
         content: Option<&[&str]>,

@@ -1,4 +1,4 @@
-//! An attach of what is attached already.
+//! An attach of a device that is attached already.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::nbd::{self, Link, NbdDevice, TlsInfo};
 
 impl Engine {
-    /// What is attached already, proven again.
+    /// Returns the device that is attached already, after it has proven it again.
     pub(super) fn attach_existing_nbd(
         &self,
         device: &NbdDevice,
@@ -56,8 +56,8 @@ impl Engine {
         Ok(attachment)
     }
 
-    /// The device is not known to be of another source than `uri`: by this process, or by
-    /// an id that is a URI itself.
+    /// Requires that neither this process nor an id that is a URI shows another source of the
+    /// device than `uri`.
     pub(in crate::engine) fn require_source(
         &self,
         device: &NbdDevice,
@@ -76,8 +76,7 @@ impl Engine {
         Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
     }
 
-    /// Where the server of a device is: by this process's connections, or by an id that is
-    /// a URI.
+    /// The source of a device, from this process's connections or from an id that is a URI.
     pub(in crate::engine) fn known_source(
         &self,
         device: &NbdDevice,
@@ -102,15 +101,16 @@ impl Engine {
         link.tls.clone().filter(|_| link.backend == *backend)
     }
 
-    /// The device answers a read: of the bytes that hold the names of its content.
+    /// Reads the bytes that hold the names of the device's content, which proves that the
+    /// device answers.
     pub(in crate::engine) fn require_answer(
         &self,
         device: &NbdDevice,
         backend: &BackendId,
         deadline: Deadline,
     ) -> Result<Vec<u8>> {
-        /// Of a device whose connections here have ended: another process may have brought
-        /// it others.
+        /// The limit for a device whose connections of this process have ended: another process
+        /// may have given it new ones.
         const PATIENCE: Duration = Duration::from_secs(1);
         let index = device.index();
         let dead = |link: &Link| link.backend == *backend && link.is_dead();
