@@ -179,3 +179,39 @@ fn what_a_file_or_the_servers_settings_prevent_is_tried_again() {
     assert!(error.path().unwrap().ends_with("client-key.pem"), "{error}");
     assert_eq!(error.retry(), Retry::AfterChange, "{error}");
 }
+
+#[test]
+fn a_server_that_stops_after_it_was_shown_a_certificate_is_dialled_again() {
+    let Authority { directory, server } = Authority::new("localhost")
+        .asks_for_client("client")
+        .gives_client_its_certificate();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serving = thread::spawn(move || {
+        let mut stream: TcpStream = listener.accept().unwrap().0;
+        stream.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+        stream.read_exact(&mut [0; 4]).unwrap();
+        assert_eq!(read_option(&mut stream), Some(5));
+        stream.write_all(&reply(5, 1, b"")).unwrap();
+        let mut session = ServerConnection::new(Arc::new(server)).unwrap();
+        while session.is_handshaking() {
+            session.complete_io(&mut stream).unwrap();
+        }
+        // It has accepted the certificate, and is killed before it answers.
+    });
+    let certificates = Some(directory.path());
+    let uri = NbdUri::tls(
+        "127.0.0.1",
+        Some(port),
+        "x",
+        certificates,
+        Some("localhost"),
+    )
+    .unwrap();
+    let deadline = Deadline::after(Duration::from_secs(60));
+    let stream = OwnedFd::from(TcpStream::connect(("127.0.0.1", port)).unwrap());
+    let error = agree(&stream, uri.server(), uri.export(), deadline).unwrap_err();
+    serving.join().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("client-cert.pem"), "{error}");
+}
