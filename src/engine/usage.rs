@@ -31,12 +31,8 @@ pub use crate::error::Holder;
 use crate::error::{Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
-<<<<<<< HEAD
-=======
 use crate::scsi::ScsiDevice;
-pub use holder::Holder;
 use judge::refuse_named;
->>>>>>> main
 pub(super) use judge::{Act, Usage, refuse};
 pub(super) use look::{Extent, Users};
 pub(super) use looked::Looked;
