@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use lunbd::engine::{
@@ -15,6 +15,7 @@ use lunbd::engine::{
 };
 use lunbd::iscsi::{Credentials, Secret};
 use lunbd::{Deadline, Engine, ErrorKind, Roots};
+use parking_lot::Mutex;
 
 struct Machine {
     root: tempfile::TempDir,
@@ -171,7 +172,7 @@ fn missing_credentials_are_reported_and_delay_no_other_session() {
     let awaited = Mutex::new(awaited);
     let options = SessionRecoveryOptions::new().credentials(move |name| {
         if !name.target.as_str().ends_with("array2") {
-            let awaited = awaited.lock().unwrap_or_else(PoisonError::into_inner);
+            let awaited = awaited.lock();
             let _until_then = awaited.recv();
         }
         Ok(None)
@@ -391,12 +392,12 @@ fn a_session_at_which_another_process_is_at_work_is_left_to_it() {
     let asked = std::sync::Arc::new(Mutex::new(None));
     let mine = std::sync::Arc::clone(&asked);
     let options = SessionRecoveryOptions::new().credentials(move |name| {
-        *mine.lock().unwrap() = Some(name.isid());
+        *mine.lock() = Some(name.isid());
         Ok(None)
     });
     let mut keeper = machine.engine.recover_sessions(options).unwrap();
     assert_eq!(news(&mut keeper, 1).len(), 1);
-    let isid = asked.lock().unwrap().take().unwrap();
+    let isid = asked.lock().take().unwrap();
     drop(keeper);
     // The other process would hold this lock.
     let lock = machine

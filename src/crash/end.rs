@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 
 use super::Point;
 
@@ -25,7 +25,7 @@ impl Point {
     /// Counts and logs the pass, and ends or stops the process if this is the point.
     pub(crate) fn reach(self) {
         static PASSES: Mutex<BTreeMap<Point, u32>> = Mutex::new(BTreeMap::new());
-        let mut passes = PASSES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut passes = PASSES.lock();
         let pass = passes.entry(self).or_default();
         *pass += 1;
         let here = format!("{}:{pass}", self.as_str());

@@ -1,8 +1,10 @@
 //! Cancellation: the caller ends a call before its deadline.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// Ends calls early: every call whose [`Deadline`](super::Deadline) is
 /// [cancelled by](super::Deadline::cancelled_by) this. All clones share one state.
@@ -61,7 +63,7 @@ impl Token {
 
 impl Default for Owner {
     fn default() -> Self {
-        let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = FREE.lock().pop();
         let place = free.unwrap_or_else(|| Box::leak(Box::default()));
         let number = place.load(Ordering::Acquire);
         Self(Token { place, number })
@@ -73,7 +75,7 @@ impl Drop for Owner {
         let Token { place, number } = self.0;
         if !self.0.is_cancelled() {
             place.store(number + 2, Ordering::Release);
-            let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut free = FREE.lock();
             free.push(place);
         }
     }

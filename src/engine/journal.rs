@@ -1,19 +1,19 @@
-//! What was about to be done with each volume, written down before it is done.
+//! The journal: what is about to be done with each volume, written before it is done.
 //!
-//! The kernel is the truth, and the journal is no copy of it: it holds what was
-//! meant, how to repeat it, and by which names a device is found again. After a
-//! crash [`Engine::recover`] looks at sysfs and finishes or undoes what it says.
+//! The kernel holds the truth, and the journal is no copy of it: a record holds what was
+//! meant, how to repeat it, and the names that find the device again. After a crash
+//! [`Engine::recover`] reads sysfs, and finishes or undoes what the records say.
 //!
-//! One small file a volume, whole or not there at all whenever the machine stops
-//! (written beside, brought to the disk, renamed, the directory brought to the
-//! disk), with a version and a SHA-256 of that and all that follows. What is no record
-//! (torn, foreign) is renamed and reported, and neither trusted nor deleted. A journal
-//! with a record of a later version is not opened: nothing of it would be known. One
-//! process has a journal at a time.
+//! Each volume has one small file, which is whole or absent whenever the machine stops: a
+//! new file is written beside it, synced and renamed, and the directory is synced. The file
+//! has a version, and a SHA-256 of the version and of all that follows. A file that is not
+//! a record (torn, foreign) is renamed and reported; it is neither trusted nor deleted. A
+//! journal with a record of a later version is not opened, because that record cannot be
+//! read. One process holds a journal at a time.
 //!
-//! A volume's record says so when its detach is proven, and goes when an attach that
-//! never came to its end has left nothing. It does **not** go because the device
-//! is gone: a session that is down takes its devices away and brings them again.
+//! When a detach is proven, the volume's record says so. When an attach that did not finish
+//! has left nothing, the record goes. It does **not** go because the device is gone: a
+//! session that is down removes its devices and brings them again.
 
 mod conflict;
 mod failing;
@@ -29,9 +29,10 @@ mod view;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use nix::fcntl::Flock;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Engine;
 use crate::deadline::Deadline;
@@ -47,7 +48,7 @@ pub(super) use guard::VolumeGuard;
 pub use record::{Detached, Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
 pub use view::JournalView;
 
-/// A journal that this process holds, until it is dropped.
+/// A journal that this process holds until the value is dropped.
 #[derive(Debug)]
 pub struct Journal {
     shared: Arc<Shared>,
@@ -58,29 +59,28 @@ pub struct Journal {
 struct Shared {
     directory: PathBuf,
     table: Mutex<Table>,
-    /// Someone's turn at a volume has ended.
+    /// Notified when a caller has finished with a volume.
     freed: Condvar,
-    /// What was told of those that fail, as long as it counts.
+    /// The published file of the failing volumes, which counts while its lock is held.
     told: Mutex<Option<Flock<File>>>,
-    /// The machine's boot; `None` where the kernel does not say it.
+    /// The id of the machine's boot; `None` if the kernel does not show it.
     boot: Option<String>,
-    /// Brings the directory's names to the disk.
+    /// Syncs the directory, so that its names are on the disk.
     sync: fn(&Path) -> Result<()>,
-    // The kernel takes it back when the process dies, in whatever way.
+    // The kernel releases the lock when the process dies, in whatever way.
     _lock: Flock<File>,
 }
 
-/// The records as they are on the disk, and who is at work.
+/// The records as they are on the disk, and the volumes on which callers work.
 #[derive(Debug)]
 struct Table {
     records: BTreeMap<VolumeId, Record>,
-    /// Those of volumes whose detach is proven.
+    /// The records of volumes whose detach is proven.
     detached: BTreeMap<VolumeId, Record>,
     in_flight: BTreeMap<VolumeId, InFlight>,
 }
 
-/// What is claimed for a volume that is being worked on and may have no record
-/// yet.
+/// What a volume claims while a caller works on it. It may have no record yet.
 #[derive(Debug, Default)]
 struct InFlight {
     spec: Option<VolumeSpec>,
@@ -89,12 +89,7 @@ struct InFlight {
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
-        // No code under this lock can leave the table half changed.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn told(&self) -> MutexGuard<'_, Option<Flock<File>>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 
@@ -108,20 +103,19 @@ impl Engine {
         self.open_journal_at(&self.roots().run.join("lunbd/journal"), deadline)
     }
 
-    /// Opens the journal in a directory, which is made where it is not there and
-    /// must hold nothing else. It belongs where it lives as long as the machine's boot, and
-    /// longer than the process: in a container in a directory of the host's `/run`, and for
-    /// a service of systemd's in its `RuntimeDirectory=` with `RuntimeDirectoryPreserve=yes`.
-    /// In one that outlives the boot, what was begun at an address as `scsi:2:0:0:1` by an
-    /// earlier boot is forgotten, where no unique name of the unit is known, and the device
-    /// there is left alone. Files in it that are no records are set aside and
-    /// are in [`Journal::problems`].
+    /// Opens the journal in a directory, which is created if it does not exist and must hold
+    /// nothing else. The directory should live as long as the machine's boot and longer than
+    /// the process: for a container it belongs in the host's `/run`, for a systemd service in
+    /// its `RuntimeDirectory=` with `RuntimeDirectoryPreserve=yes`. If it outlives the boot, an
+    /// address such as `scsi:2:0:0:1` in a record of an earlier boot no longer counts, unless a
+    /// unique name of the unit is known, and the device at that address is left alone. Files
+    /// that are not records are set aside and listed in [`Journal::problems`].
     ///
     /// # Errors
-    /// `InUse`, naming the process that has it; `InvalidInput` where the
-    /// directory holds something and was never a journal; `NotSupported` where a later
-    /// version of lunbd wrote a record, and nothing is touched then; `NotPermitted`;
-    /// `TimedOut` at stage `journal`; `Io`.
+    /// `InUse`, naming the process that holds the journal; `InvalidInput` if the directory
+    /// holds something and was never a journal; `NotSupported` if a later version of lunbd
+    /// wrote a record, and nothing is touched then; `NotPermitted`; `TimedOut` at stage
+    /// `journal`; `Io`.
     pub fn open_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<Journal> {
         let path = directory.to_owned();
         let found = worker::run(
@@ -153,12 +147,12 @@ impl Engine {
 }
 
 impl Engine {
-    /// Reads a journal beside whoever holds it, and changes nothing: what is no
-    /// record is left where it is. Empty where there is no such directory.
+    /// Reads a journal that another process may hold, and changes nothing: a file that is
+    /// not a record stays where it is. The view is empty if the directory does not exist.
     ///
     /// # Errors
-    /// `InvalidInput` where the directory holds something and was never a
-    /// journal; `NotPermitted`; `TimedOut` at stage `journal`; `Io`.
+    /// `InvalidInput` if the directory holds something and was never a journal;
+    /// `NotPermitted`; `TimedOut` at stage `journal`; `Io`.
     pub fn read_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<JournalView> {
         let path = directory.to_owned();
         worker::run(
@@ -172,14 +166,14 @@ impl Engine {
 }
 
 impl Journal {
-    /// Where it is.
+    /// The journal's directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.shared.directory
     }
 
-    /// What was found in its directory and is no record. A volume may be behind
-    /// each: its device is a foreign one to [`Engine::recover`] now.
+    /// The files in its directory that are not records. A volume may be behind each:
+    /// [`Engine::recover`] now reports its device as foreign.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
@@ -192,24 +186,24 @@ impl Journal {
         self.shared.table().records.values().cloned().collect()
     }
 
-    /// The records of volumes whose detach is proven, by volume. By these a repeated
-    /// [`detach_volume`](Engine::detach_volume) answers as the first one did. Each stays until
-    /// its volume is attached again or [forgotten](Self::forget); of more than 1,024 the
-    /// oldest go. They claim nothing: another volume may have their device.
+    /// The records of volumes whose detach is proven, by volume. They let a repeated
+    /// [`detach_volume`](Engine::detach_volume) answer as the first one did. Each stays until
+    /// its volume is attached again or [forgotten](Self::forget); beyond 1,024 the oldest go.
+    /// They claim nothing: another volume may have their device.
     #[must_use]
     pub fn detached(&self) -> Vec<Record> {
         self.shared.table().detached.values().cloned().collect()
     }
 
-    /// What the detach of a volume has proven, where it is among the
+    /// What the detach of a volume has proven; `None` if the volume is not among the
     /// [detached](Self::detached).
     #[must_use]
     pub fn detached_as(&self, volume: &VolumeId) -> Option<Detached> {
         self.shared.table().detached.get(volume)?.detached.clone()
     }
 
-    /// Answers, for as long as this journal is held, where the secrets are that the
-    /// target of a session is proven: by the records as they are when it is asked.
+    /// Returns a function that finds the CHAP credentials of a session in the records as
+    /// they are when it is called. Once the journal is dropped it returns `None`.
     pub(crate) fn credentials_of_sessions(
         &self,
     ) -> impl Fn(&SessionName) -> Option<CredentialsSource> + Send + Sync + 'static {
@@ -228,7 +222,7 @@ impl Journal {
         self.shared.table().records.get(volume).cloned()
     }
 
-    /// Brings the directory's names to the disk by `sync` from now on.
+    /// Syncs the directory with `sync` from now on.
     #[cfg(test)]
     pub(super) fn with_sync(mut self, sync: fn(&Path) -> Result<()>) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {

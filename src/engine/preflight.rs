@@ -16,14 +16,14 @@ use crate::kernel::{mounts, process, sysfs};
 use crate::nbd;
 use crate::uevent::{self, Mode};
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Finding {
     /// As it should be.
     Good,
-    /// It works, with less.
+    /// Attach and detach work with restrictions.
     Limited,
     /// Attach or detach will fail.
     Missing,
@@ -34,13 +34,13 @@ pub enum Finding {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Check {
-    /// What was looked at.
+    /// What was checked.
     pub name: &'static str,
-    /// How it came out.
+    /// The result.
     pub finding: Finding,
     /// What was seen.
     pub seen: String,
-    /// How to mend it; empty where there is nothing to mend.
+    /// How to mend it; empty if there is nothing to mend.
     pub remedy: &'static str,
 }
 
@@ -82,9 +82,9 @@ impl Check {
 }
 
 impl Engine {
-    /// Looks at all that attach and detach stand on. Changes nothing, but has
-    /// the kernel send one marked event for a virtual block device to see
-    /// whether udev answers, and try its TLS, for which it may load a module.
+    /// Checks everything on which attach and detach depend. It changes nothing, except that
+    /// it makes the kernel send one marked event for a virtual block device, to see whether
+    /// udev answers, and try its TLS, for which the kernel may load a module.
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type Look = fn(&Engine, Deadline) -> Result<Check>;
@@ -227,7 +227,7 @@ impl Engine {
         seen.extend_from_slice(&lost);
         let seen = seen.join("; ");
         if !nameless.is_empty() {
-            // Of one of ours the next login or recovery knows, by what its maker left.
+            // The next login or recovery recognises lunbd's own by the file that its creator left.
             let numbers = nameless.join(", ");
             let seen = format!("{seen}; incomplete sessions of unknown programs: {numbers}");
             let remedy = "if it stays, the process that created it was killed: it holds no \
@@ -272,7 +272,7 @@ impl Engine {
         })
     }
 
-    /// The NBD devices of which the kernel swaps on the whole or on a partition.
+    /// The NBD devices on which, or on a partition of which, the kernel swaps.
     fn swaps_on_nbd(&self, deadline: Deadline) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for device in mounts::read_swaps(self.roots(), deadline)?.found {
@@ -310,7 +310,7 @@ impl Engine {
         }
     }
 
-    /// Asks udev for an answer about a device that is nobody's disk.
+    /// Asks udev for an answer about a virtual block device.
     fn probe_udev(&self, deadline: Deadline) -> Result<Check> {
         const ENOUGH: Duration = Duration::from_secs(5);
         let roots = self.roots();

@@ -1,10 +1,9 @@
-//! Phantoms: LUNs that the target has no more, and whose devices the kernel
-//! keeps.
+//! Stale LUNs: LUNs that the target no longer has, and whose devices the kernel keeps.
 //!
-//! The kernel does not ask: a device stays as it was scanned until somebody
-//! deletes it (`drivers/scsi/scsi_scan.c`, `scsi_probe_and_add_lun`). What is
-//! left of an unmapped volume fails its I/O, and once the array gives the number to
-//! another volume, it is that one under the old one's name.
+//! The kernel does not check: a device stays as it was scanned until a process deletes it
+//! (`drivers/scsi/scsi_scan.c`, `scsi_probe_and_add_lun`). The device of an unmapped volume
+//! fails its I/O. Once the array gives the LUN to another volume, the device leads to that
+//! volume under the old one's name.
 
 mod evidence;
 mod outcome;
@@ -29,7 +28,7 @@ use evidence::{LunCheck, StaleProof};
 use outcome::Owner;
 pub use outcome::ReapOutcome;
 
-/// How phantoms are reaped.
+/// How stale LUNs are reaped.
 #[derive(Debug, Clone, Default)]
 pub struct ReapRequest {
     dry_run: bool,
@@ -37,14 +36,14 @@ pub struct ReapRequest {
 }
 
 impl ReapRequest {
-    /// Only says what there is, with its proof, and what would become of it.
+    /// Only reports each stale LUN, with its proof, and what a reap would do with it.
     #[must_use]
     pub fn dry_run(mut self) -> Self {
         self.dry_run = true;
         self
     }
 
-    /// Has `observer` told each stage.
+    /// Calls `observer` for each stage.
     #[must_use]
     pub fn observe(mut self, observer: StageObserver) -> Self {
         self.observer = Some(observer);
@@ -52,24 +51,23 @@ impl ReapRequest {
     }
 }
 
-/// What was found and done. Disks that answer as the unit that the kernel scanned
-/// are not in it.
+/// What a reap found and did. Disks that answer as the unit that the kernel scanned are not
+/// in it.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ReapReport {
-    /// Those with a proof, by address.
+    /// The devices with a proof, by address.
     pub stale_luns: Vec<StaleLun>,
-    /// Those of which nobody could say whether they are there, by address: a
-    /// path that is down proves nothing. None was touched.
+    /// The devices without a proof that their unit is there or gone, by address: a path that
+    /// is down proves nothing. None was touched.
     pub unproven: Vec<Unproven>,
-    /// Where the time went; of hosts that are worked on beside each other, the
-    /// longest.
+    /// How long each phase took; of hosts that are worked on in parallel, the longest.
     pub phases: Vec<Phase>,
 }
 
 impl ReapReport {
-    /// The error of the first phantom that stands and was to go.
+    /// The error of the first stale LUN that was skipped.
     #[must_use]
     pub fn first_skipped(&self) -> Option<&Error> {
         self.stale_luns
@@ -90,34 +88,34 @@ pub struct StaleLun {
     pub hctl: Hctl,
     /// Its node.
     pub node: PathBuf,
-    /// Its number.
+    /// Its device number.
     pub devno: DevNo,
-    /// Its life (Linux 5.15).
+    /// Its disk sequence number (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
-    /// What it was scanned as.
+    /// The identity with which it was scanned.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub identity: Identity,
-    /// Why it is one.
+    /// The evidence that its unit is gone.
     pub evidence: Evidence,
-    /// The same in words.
+    /// The evidence in words.
     pub proof: String,
-    /// The volume of the journal that it is; it is left to its detach.
+    /// The journal's volume to which it belongs. Only the detach of that volume removes it.
     pub volume: Option<VolumeId>,
     /// What became of it.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub outcome: ReapOutcome,
 }
 
-/// A device that may be there or not.
+/// A device whose unit may be there or not.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Unproven {
     /// Its address.
     pub hctl: Hctl,
-    /// Its node; `None` where it has no disk.
+    /// Its node; `None` if it has no disk.
     pub node: Option<PathBuf>,
-    /// Why nobody can say.
+    /// Why there is no proof.
     pub why: String,
 }
 
@@ -129,28 +127,26 @@ struct Found {
 }
 
 impl Engine {
-    /// Looks at every SCSI disk and takes away those whose unit is gone, with
-    /// proof and not otherwise.
+    /// Looks at every SCSI disk, and removes those whose unit is proven to be gone.
     ///
-    /// **Proof** is the target's own word, see [`Evidence`]. No answer, a session
-    /// or port that is down, and a device that is offline or blocked are none:
-    /// such devices are [`unproven`](ReapReport::unproven).
+    /// **Proof** is an answer of the target, see [`Evidence`]. A missing answer, a session or
+    /// port that is down, and a device that is offline or blocked are no proof: such devices
+    /// are [`unproven`](ReapReport::unproven).
     ///
-    /// **Nobody uses it**: it is claimed exclusively, and nobody has it open
-    /// either, since nothing can be written back to a unit that is gone; the proof
-    /// is taken once more under the claim. What is mounted, held (by a multipath
-    /// map too: detach the unit then), swapped on or open is
-    /// [`ReapOutcome::Skipped`], with its holder; and so is each phantom where the users of disks
-    /// cannot all be seen ([`NotLookedAt`](super::NotLookedAt)). A disk that was attached and is idle goes
-    /// as well: where a journal is kept, use
-    /// `reap_beside` (feature `journal`).
+    /// **No user**: the disk is claimed exclusively, and no process has it open either, since
+    /// nothing can be written back to a unit that is gone. The proof is taken once more under
+    /// the claim. A disk that is mounted, held (also by a multipath map: detach the unit
+    /// then), swapped on or open is [`ReapOutcome::Skipped`], with its holder; so is every
+    /// stale LUN if the users of disks cannot all be seen
+    /// ([`NotLookedAt`](super::NotLookedAt)). A disk that was attached and is idle goes as
+    /// well: a process with a journal uses `reap_beside` (feature `journal`).
     ///
-    /// Hosts are worked on beside each other. Minimum kernel: 5.10. After a
-    /// timeout at stage `delete` the kernel may still be deleting that one; all
-    /// else is as it is reported. Repeating it is safe.
+    /// Hosts are worked on in parallel. Minimum kernel: 5.10. After a timeout at stage
+    /// `delete` the kernel may still be deleting that device; all else is as reported.
+    /// Repeating it is safe.
     ///
     /// # Errors
-    /// Where sysfs cannot be read; what goes wrong with one device is its
+    /// Where sysfs cannot be read; the failure of one device is its
     /// [`ReapOutcome::Skipped`].
     pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<ReapReport> {
         telemetry::measured(Call::Reap, || {
@@ -158,11 +154,10 @@ impl Engine {
         })
     }
 
-    /// As [`reap`](Self::reap), and leaves the volumes of the journal alone,
-    /// whatever is proven of them: somebody was given their nodes and may be about
-    /// to use them, and a node that is freed is the next volume's. They are
-    /// reported with the volume's name;
-    /// [`detach_volume`](Self::detach_volume) takes them away.
+    /// As [`reap`](Self::reap), and leaves the volumes of the journal alone, whatever is
+    /// proven of them: a caller got their nodes and may be about to use them, and the next
+    /// volume may get a node that is freed. They are reported with the volume's name;
+    /// [`detach_volume`](Self::detach_volume) removes them.
     ///
     /// # Errors
     /// As [`reap`](Self::reap).
@@ -177,9 +172,9 @@ impl Engine {
         telemetry::measured(Call::Reap, || self.reap_all(request, &owner, deadline))
     }
 
-    /// The same beside journals that other processes may hold, or nobody: those in
-    /// `directories`, which are read again when a device is about to go, with its locks
-    /// held. An attach holds these locks, and has written down its volume before.
+    /// As [`reap_beside`](Self::reap_beside), for the journals in `directories`, which other
+    /// processes may hold. They are read again when a device is about to be removed, with its
+    /// locks held: an attach writes the volume's record before it takes these locks.
     ///
     /// # Errors
     /// As [`reap`](Self::reap), and where a journal cannot be read, or has a file that may
@@ -234,7 +229,7 @@ impl Engine {
             match device.is_disk() {
                 Ok(true) => hosts.entry(device.hctl().host).or_default().push(device),
                 Ok(false) => {}
-                // One that goes loses this before its directory.
+                // A device that goes away loses this attribute before its directory.
                 Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => {}
                 Err(error) => return Err(error.at(Stage::Resolve)),
             }
@@ -271,7 +266,7 @@ impl Engine {
         found
     }
 
-    /// Takes away a device whose unit is gone, where that is asked for and may be.
+    /// Removes a device whose unit is gone, if that is requested and allowed.
     fn reap_one(
         &self,
         device: &ScsiDevice,

@@ -1,7 +1,8 @@
 //! The state of an engine.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::inventory::file_system_query::FileSystemQueries;
 use crate::engine::lock::run_dir;
@@ -75,11 +76,6 @@ impl Engine {
         self.scheduler.stuck()
     }
 
-    pub(super) fn links(&self) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {
-        // No code under this lock can leave the map inconsistent.
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The links without that of an earlier device with this number: another process may
     /// have detached it and connected another export under the same id.
     pub(super) fn links_beside(
@@ -87,22 +83,12 @@ impl Engine {
         device: &NbdDevice,
     ) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {
         let now = device.pid().ok().flatten();
-        let mut links = self.links();
+        let mut links = self.links.lock();
         let is_earlier = |link: &Link| link.is_of_an_earlier_device(now);
         if links.get(&device.index()).is_some_and(is_earlier) {
             links.remove(&device.index());
         }
         links
-    }
-
-    pub(super) fn backends(&self) -> MutexGuard<'_, Backends> {
-        // A later call reads again what an error left there.
-        self.backends.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn units(&self) -> MutexGuard<'_, Units> {
-        // See `backends`.
-        self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The hub, which delivers kernel events and opens further watches.

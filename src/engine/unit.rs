@@ -114,7 +114,7 @@ impl Engine {
             });
             failure.map_or(Ok(devices), Err)
         };
-        let known = self.units().candidates_with_name(self.roots(), name)?;
+        let known = self.units.lock().candidates_with_name(self.roots(), name)?;
         let found = named(known)?;
         if found.is_empty() {
             // Only the devices themselves prove that there is none: see `paths_of`.
@@ -139,7 +139,7 @@ impl Engine {
             .collect();
         if !unit.names.is_empty() {
             let is_wanted = |name: &Wwid| unit.is(name);
-            let mut there = self.units().candidates(self.roots(), is_wanted)?;
+            let mut there = self.units.lock().candidates(self.roots(), is_wanted)?;
             if found.is_empty() && there.is_empty() {
                 // Only the devices themselves prove that none is left. The index misses a
                 // write to `state`, which makes the kernel read the pages again, and a driver

@@ -1,18 +1,18 @@
-//! Who uses a disk, its partitions and its map: the one answer, for all that takes a
-//! device away or replaces it.
+//! The users of a disk, of its partitions and of its map: one answer for every operation
+//! that removes or replaces a device.
 //!
-//! An exclusive open is one witness: the kernel refuses it while the disk or a
-//! partition is mounted, stacked on or swapped on. Those that open plainly it does not
-//! exclude, and they are looked for: processes (by the descriptors of each of their threads,
-//! those of the disk's `/dev/sg*` and `/dev/bsg/*` among them, by their writable mappings and
-//! by the fixed files of an `io_uring`), loop devices and targets of the kernel, whose opens
-//! are in no process.
+//! An exclusive open proves a part of it: the kernel refuses it while the disk or a partition
+//! is mounted, stacked on or swapped on. It does not exclude users with a plain open, so
+//! those are searched for: processes (by the descriptors of each of their threads, including
+//! those of the disk's `/dev/sg*` and `/dev/bsg/*`, by their writable mappings and by the
+//! fixed files of an `io_uring`), and loop devices and targets of the kernel, whose opens are
+//! in no process.
 //!
-//! Four things it does not see: a descriptor that is on its way through a socket, a plain
-//! open between the look and the delete, a mapping that becomes writable after the look, and,
-//! up to Linux 6.13, a fixed file that was opened by a node whose name is not the device's
-//! and that is not in the process's `/dev`. Of a map the kernel counts all opens, and refuses
-//! the removal.
+//! The search does not see four things: a descriptor that is on its way through a socket, a
+//! plain open between the search and the delete, a mapping that becomes writable after the
+//! search, and, up to Linux 6.13, a fixed file that was opened by a node whose name is not
+//! the device's and that is not in the process's `/dev`. For a map the kernel counts all
+//! opens, and refuses the removal.
 //!
 //! The guide's page on SCSI has a table of each user against each way to take a device
 //! away. The VM test `usage_matrix_scsi_and_nbd` runs each cell and compares the table.
@@ -37,14 +37,14 @@ pub(super) use looked::Looked;
 pub use not_looked_at::NotLookedAt;
 
 impl Engine {
-    /// The users of each of these disks, with its partitions, in their order. What backs
-    /// a loop device or a volume of a target may be a file server's: where that does not
-    /// answer in time, it is not looked at. Where another look waits for a file server,
-    /// the caller goes on at its deadline.
+    /// Reads the users of each of these disks, with its partitions, in the order of the
+    /// disks. A file server may hold what backs a loop device or a target's volume: if it does
+    /// not answer in time, that place is not looked at. If another search waits for a file
+    /// server, this one ends at its deadline.
     ///
     /// # Errors
-    /// `TimedOut` at stage `claim`; `Io` and `NotPermitted` where sysfs or `/proc`
-    /// cannot be read at all.
+    /// `TimedOut` at stage `claim`; `Io` and `NotPermitted` if sysfs or `/proc` cannot be read
+    /// at all.
     pub(super) fn users_of_each(
         &self,
         disks: &[&BlockDevice],
@@ -61,7 +61,7 @@ impl Engine {
         })
     }
 
-    /// Where on this machine users of a disk are not to be seen.
+    /// The places on this machine where users of a disk cannot be seen.
     ///
     /// # Errors
     /// As [`users_of_each`](Self::users_of_each).

@@ -1,5 +1,5 @@
-//! Attach and detach of a volume by the caller's name of it, with the journal:
-//! what is about to be done is written down, done, and read back.
+//! Attach and detach of a volume by the caller's name of it, with the journal: the engine
+//! writes down what it is about to do, does it, and reads the result back.
 
 #[cfg(feature = "journal")]
 mod address_scan;
@@ -56,7 +56,7 @@ impl DetachVolume {
         self
     }
 
-    /// Has `observer` told each stage.
+    /// Calls `observer` for each stage.
     #[must_use]
     pub fn observe(mut self, observer: StageObserver) -> Self {
         self.observer = Some(observer);
@@ -79,27 +79,27 @@ impl DetachVolume {
 }
 
 impl Engine {
-    /// As [`attach`](Self::attach), for a volume of the journal: the intent is on
-    /// the disk before anything is done, and what was read back is when this
-    /// returns. Repeating it is safe; further paths may be named then, or other
-    /// timeouts. Once the unit has said who it is, the volume is that unit, also
-    /// where the caller expects none.
+    /// As [`attach`](Self::attach), for a volume of the journal: the intent is on the disk
+    /// before anything is done, and what was read back is on the disk when this returns.
+    /// Repeating it is safe, also with further paths or other timeouts. Once the unit has
+    /// reported its identity, the volume is that unit, even if the caller expects none.
     ///
-    /// An attach that fails or is cancelled leaves the record as it was before, where
-    /// what it brought could be taken down; one that times out leaves its intent, and a repeated attach, a detach or a
-    /// [`recover`](Self::recover) goes on with it. Minimum kernel: as the attach,
-    /// and 5.14 for NBD, whose devices are found again by their backend id.
+    /// An attach that fails or is cancelled restores the record, if the devices that it
+    /// brought could be removed again. One that times out leaves its intent, and a repeated
+    /// attach, a detach or a [`recover`](Self::recover) continues it. Minimum kernel: that of
+    /// the attach, and 5.14 for NBD, whose devices are found again by their backend id.
     ///
     /// # Errors
-    /// Before anything is done: `InvalidInput` where the request holds a CHAP secret,
-    /// which no journal has; `InUse` where the volume is known from another
-    /// source, under another backend id, as another initiator, or an NBD device with
-    /// another access or count of connections, and has to be detached first; or where source, backend id or unit are another volume's, with
-    /// both names; `IdentityMismatch` where the volume is known as another unit;
-    /// at stage `journal` `Io` (the disk is full) and `TimedOut`. `InUse` also
-    /// where the source turns out to lead to another volume's unit: what was
-    /// brought in is taken down again. After the attach at stage `journal`: the
-    /// device stands, as the error says. Else those of [`attach`](Self::attach).
+    /// Before anything is done: `InvalidInput` if the request holds a CHAP secret, which no
+    /// journal stores; `InUse` if the volume must be detached first, because it is known from
+    /// another source, under another backend id, as another initiator, or as an NBD device
+    /// with another access, block size or count of connections; `InUse`, with both names, if
+    /// the source, backend id or unit belongs to another volume; `IdentityMismatch` if the
+    /// volume is known as another unit; at stage `journal` `Io` (the disk is full) and
+    /// `TimedOut`. `InUse` also if the source turns out to lead to another volume's unit: the
+    /// devices that the attach brought are then removed again. After the attach at stage
+    /// `journal`: the device is attached, as the error says. Else those of
+    /// [`attach`](Self::attach).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn attach_volume(
         &self,
@@ -131,7 +131,7 @@ impl Engine {
         self.attach_guarded(&guard, before, intent, request, deadline)
     }
 
-    /// Attaches what `intent` says, which is not written yet.
+    /// Writes `intent`, and attaches the volume as it says.
     pub(super) fn attach_guarded(
         &self,
         guard: &Arc<VolumeGuard>,
@@ -146,8 +146,7 @@ impl Engine {
         let claimant = Arc::clone(guard);
         let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
         request.claim = Some(UnitClaim(Arc::new(claim)));
-        // What stands may have been brought by an attach that was not to see its
-        // end.
+        // An attach that did not finish may have brought the devices that are there.
         let was_begun = |before: &Record| before.intent.is_some() || before.outcome.is_none();
         let finishing = before.as_ref().is_none_or(was_begun);
         request.finishing = finishing;
@@ -156,7 +155,7 @@ impl Engine {
         match self.attach(&request, deadline) {
             Ok(attachment) => {
                 if finishing && let Some(identity) = attachment.identity() {
-                    // The volume begins with what is on it all the same.
+                    // A new attach acknowledges the failed flushes of earlier ones.
                     failed_flush::purge_stale(self.roots(), &identity.names, true);
                 }
                 let record = Record {
@@ -182,8 +181,8 @@ impl Engine {
         }
     }
 
-    /// The record as it was before an attach that failed. Where that has left
-    /// what it brought, the intent stays.
+    /// Restores the record as it was before an attach that failed. If the attach has left a
+    /// device, the intent stays.
     fn take_back(
         &self,
         guard: &Arc<VolumeGuard>,
@@ -192,7 +191,7 @@ impl Engine {
         there: &AddressScan,
         deadline: Deadline,
     ) {
-        // Looked for first: what it brings is there when it has ended.
+        // Asked before the addresses are read: once a scan has ended, its devices are there.
         let may_come = self.is_being_scanned(intent).unwrap_or(true);
         let taken_back = match before {
             Some(before) => guard.write(before, deadline),
@@ -208,25 +207,26 @@ impl Engine {
         }
     }
 
-    /// As [`detach`](Self::detach), for a volume of the journal. Its devices are
-    /// found by the names that were read back, wherever they are now; its record
-    /// says so when nothing of it is left, and a repeated detach answers by it: with
-    /// `changed: false`, and what the first one has proven, unless something stands by then
-    /// where the volume was. Where no attach came to its end, its sources
-    /// are detached as well, and the answer is for all of them, when the kernel has
-    /// ended what scans were begun there, be it for a process that was killed; another
-    /// volume's device that is there, or another unit than was expected, is left
-    /// alone, and one that does not say which it is refuses the detach. A session that was
-    /// made for it is logged out, also where no device came of it, unless other
-    /// devices are on it.
+    /// As [`detach`](Self::detach), for a volume of the journal. Its devices are found by the
+    /// names that were read back, wherever they are now. When nothing of it is left, its
+    /// record says so, and a repeated detach answers from the record: with `changed: false`
+    /// and what the first detach has proven, unless a device is there again where the volume
+    /// was.
     ///
-    /// A refusal leaves the record as it was. What was detached in part, or has
-    /// timed out, stays there as a detach that was begun, and a repeated detach
-    /// or a [`recover`](Self::recover) finishes it.
+    /// If no attach finished, the volume's sources are detached as well, once the kernel has
+    /// ended the scans that were begun there, even for a process that was killed; the answer
+    /// is for all of them. A device there that belongs to another volume, or is another unit
+    /// than expected, is left alone; one that does not report its identity refuses the
+    /// detach. A session that was made for the volume is logged out, even if it brought no
+    /// device, unless other devices are on it.
+    ///
+    /// A refusal leaves the record as it was. A detach that was done in part, or timed out,
+    /// stays in the record as begun, and a repeated detach or a [`recover`](Self::recover)
+    /// finishes it.
     ///
     /// # Errors
-    /// `NotFound` where the journal has no such volume, and has forgotten its detach; at
-    /// stage `journal` `Io` (the disk is full) and `TimedOut`. Else those of
+    /// `NotFound` if the journal has no such volume and does not know its detach; at stage
+    /// `journal` `Io` (the disk is full) and `TimedOut`. Else those of
     /// [`detach`](Self::detach).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn detach_volume(
@@ -248,10 +248,10 @@ impl Engine {
         self.detach_guarded(&guard, record, how, deadline)
     }
 
-    /// Before the detach of an NBD device is tried that was begun. Who was killed in it
-    /// may have told the kernel to disconnect: the device then stands until its last
-    /// close, be it of udev's probe, and fails all I/O, so that a flush would seem to
-    /// have lost what the one before it wrote.
+    /// Waits for udev before an unfinished detach of an NBD device is tried again. The
+    /// process that was killed in it may have told the kernel to disconnect. The device then
+    /// stays until its last close, which may be that of udev's probe, and fails all I/O, so
+    /// that a flush would seem to lose what the flush before it wrote.
     pub(super) fn wait_for_probe_of(&self, record: &Record, deadline: Deadline) -> Result<()> {
         let Some(nbd) = &record.spec.nbd else {
             return Ok(());
@@ -263,7 +263,7 @@ impl Engine {
         let mut watch = self.hub().watch(&device.index().name());
         let users = self.users_of(disk, Extent::BesideClaim, deadline)?;
         if mode == Mode::Udev && users.has_udevs() {
-            // A probe may hang on a dead link: the flush is tried all the same then.
+            // A probe may hang on a dead link, and then the flush is tried nevertheless.
             let limit = deadline.half();
             let _or_not = uevent::settle_again(&mut watch, mode, roots, disk.dir(), limit);
         }
@@ -340,14 +340,14 @@ impl Engine {
             return self.detach_by_sources(guard, record, how, deadline);
         }
         if let Some(name) = names.first() {
-            // Before the sessions are logged out over which it is scanned.
+            // Asked before the detach logs out the sessions over which the kernel scans.
             let may_come = self.is_being_scanned(record)?;
             let unit = DetachTarget::Unit(name.clone());
             let detachment = self.detach(how.request(unit), deadline)?;
             if record.outcome.is_some() && !may_come {
                 return Ok(detachment);
             }
-            // What was scanned for it may have said to nobody yet who it is.
+            // A scan may have brought a device whose identity nobody has read yet.
             done = Some(detachment);
         }
         for source in &record.spec.sources {
@@ -361,8 +361,8 @@ impl Engine {
         done.ok_or_else(|| unknown(&record.volume).into())
     }
 
-    /// Whether a volume whose unit has said to nobody yet who it is has several paths now, of
-    /// one unit without a unique name. A map may hold them.
+    /// Whether a volume whose unit is not identified yet has several paths now, all of one
+    /// unit without a unique name. A map may hold them.
     fn has_weak_paths(&self, record: &Record) -> Result<bool> {
         let devices = self.address_scan(record)?.scsi;
         let mut identities = Vec::new();
@@ -376,9 +376,9 @@ impl Engine {
         Ok(devices.len() > 1 && paths.all(|path| self.may_be_one_unit(first, path)))
     }
 
-    /// Detaches a volume whose unit has no unique name: that alone says of no device that
-    /// it is the volume's, so what its sources name is taken, all at once, as a map needs
-    /// it.
+    /// Detaches a volume whose unit has no unique name. Its name alone does not show that a
+    /// device is the volume's, so the devices at its sources are detached, all in one request,
+    /// as a map needs it.
     fn detach_by_sources(
         &self,
         guard: &VolumeGuard,
@@ -423,8 +423,7 @@ impl Engine {
         let expected = names.first();
         self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
         if self.leads_to_another(guard, record, source)? {
-            // All that is known is where it was meant to be, and it is not
-            // what is there.
+            // Only its address is known, and the device there is not the volume's.
             return Ok(Detachment::unchanged(NOWHERE));
         }
         if let Some(expected) = expected {
@@ -436,9 +435,9 @@ impl Engine {
     /// As [`resize`](Self::resize), for a volume of the journal.
     ///
     /// # Errors
-    /// `NotFound` where the journal has no such volume; `NotReady` where an attach or a
-    /// detach of it was begun and has not come to its end; at stage `journal` `Io`
-    /// (the disk is full) and `TimedOut`. Else those of [`resize`](Self::resize).
+    /// `NotFound` if the journal has no such volume; `NotReady` if an attach or a detach of it
+    /// is unfinished; at stage `journal` `Io` (the disk is full) and `TimedOut`. Else those of
+    /// [`resize`](Self::resize).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn resize_volume(
         &self,
@@ -509,7 +508,7 @@ impl Engine {
     }
 }
 
-/// Of a detach that found no device of its own.
+/// The place of a detach that found no device of its volume.
 const NOWHERE: Place = Place::Scsi {
     hctl: None,
     name: None,

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::worker::{self, Pending};
 use crate::deadline::Deadline;
@@ -25,11 +26,6 @@ type Found = io::Result<Option<DevNo>>;
 /// holds a thread, so none is started a second time.
 static GIVEN_UP: Mutex<BTreeMap<String, Pending<Found>>> = Mutex::new(BTreeMap::new());
 
-fn given_up() -> MutexGuard<'static, BTreeMap<String, Pending<Found>>> {
-    // No code under this lock can leave the map half changed.
-    GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The deadline for one lookup that may ask a file server.
 pub(crate) fn lookup_deadline(deadline: Deadline) -> Deadline {
     deadline.at_most(LOOKUP_LIMIT.min(deadline.remaining() / PART))
@@ -47,19 +43,19 @@ pub(crate) fn lookup(
     deadline: Deadline,
     call: impl FnOnce() -> Found + Send + 'static,
 ) -> Found {
-    if let Some(earlier) = given_up().get(&name)
+    if let Some(earlier) = GIVEN_UP.lock().get(&name)
         && earlier.wait(Deadline::after(Duration::ZERO)).is_none()
     {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    given_up().remove(&name);
+    GIVEN_UP.lock().remove(&name);
     let pending = worker::start_with_own_fd_table(Stage::Claim, move || Ok(call()))
         .map_err(io::Error::other)?;
     if let Some(found) = pending.wait(deadline) {
         return found.map_err(io::Error::other)?;
     }
     tracing::warn!(name, "the kernel has not returned; its thread stays");
-    given_up().insert(name, pending);
+    GIVEN_UP.lock().insert(name, pending);
     Err(io::ErrorKind::TimedOut.into())
 }
 

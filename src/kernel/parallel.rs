@@ -1,7 +1,8 @@
 //! Divides many short kernel calls among the processors.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+
+use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -49,12 +50,12 @@ fn in_shares_on<T: Send, R: Send>(
     let done = Mutex::new(Vec::new());
     let run = || {
         loop {
-            let taken = lock(&next).next();
+            let taken = next.lock().next();
             let Some((at, share)) = taken else {
                 return;
             };
             let made = work(share);
-            lock(&done).push((at, made));
+            done.lock().push((at, made));
         }
     };
     thread::scope(|scope| {
@@ -67,14 +68,9 @@ fn in_shares_on<T: Send, R: Send>(
             .map(|thread| thread.join().map_err(died));
         ended.try_for_each(|ended| ended)
     })?;
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut done = done.into_inner();
     done.sort_unstable_by_key(|(at, _)| *at);
     Ok(done.into_iter().flat_map(|(_, made)| made).collect())
-}
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can leave their contents half changed.
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

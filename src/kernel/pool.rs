@@ -1,7 +1,8 @@
 //! Works on many items at once, on a bounded number of threads.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+
+use parking_lot::Mutex;
 
 use super::worker::not_started;
 use crate::deadline::Deadline;
@@ -36,12 +37,12 @@ fn each_on<T: Send, R: Send>(
     let run = || {
         let _entered = span.enter();
         loop {
-            let taken = lock(&next).next();
+            let taken = next.lock().next();
             let Some((at, item)) = taken else {
                 return;
             };
             let result = work(item);
-            if let Some(place) = lock(&done).get_mut(at) {
+            if let Some(place) = done.lock().get_mut(at) {
                 *place = Some(result);
             }
         }
@@ -68,7 +69,7 @@ fn each_on<T: Send, R: Send>(
         Some(error) => not_started(stage, error),
         None => Error::new(ErrorKind::Io, "the thread that worked on it died").at(stage),
     };
-    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let done = done.into_inner();
     let results = done.into_iter();
     results
         .map(|result| result.ok_or_else(without_result))
@@ -108,11 +109,6 @@ pub(crate) fn round_robin<'a, T: Send + 'a, R: Send>(
         waiting = rest;
     }
     results
-}
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can leave their contents half changed.
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! The kernel's notices that a connection of a device has died.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lunbd_sys::nbd as abi;
 use netlink_packet_generic::GenlFamily;
+use parking_lot::Mutex;
 
 use super::message::{Attribute, Message};
 use crate::deadline::Deadline;
@@ -155,7 +156,7 @@ pub struct LinkWaker {
 impl LinkWaker {
     /// Sends the watch a [`LinkNotice::Resync`].
     pub fn wake(&self) {
-        if let Some(subscriber) = self.subscribers.lock().by_id.get(&self.id) {
+        if let Some(subscriber) = self.subscribers.0.lock().by_id.get(&self.id) {
             // A full queue already ends the wait.
             let _ = subscriber.notices.try_send(LinkNotice::Resync);
         }
@@ -164,14 +165,14 @@ impl LinkWaker {
 
 impl Drop for LinkWatch {
     fn drop(&mut self) {
-        self.subscribers.lock().by_id.remove(&self.id);
+        self.subscribers.0.lock().by_id.remove(&self.id);
     }
 }
 
 impl Subscribers {
     fn add(&self, index: Option<NbdIndex>) -> (u64, Receiver<LinkNotice>) {
         let (notices, receiver) = sync_channel(QUEUE);
-        let table = &mut *self.lock();
+        let table = &mut *self.0.lock();
         let id = table.next;
         table.next += 1;
         let subscriber = Subscriber {
@@ -193,7 +194,7 @@ impl Subscribers {
                 index.map_or(LinkNotice::Resync, LinkNotice::Dead)
             }
         };
-        for subscriber in self.lock().by_id.values() {
+        for subscriber in self.0.lock().by_id.values() {
             let wanted = match (notice, subscriber.index) {
                 (LinkNotice::Dead(dead), Some(index)) => dead == index,
                 _ => true,
@@ -205,14 +206,9 @@ impl Subscribers {
     }
 
     fn take_lost(&self, id: u64) -> bool {
-        let table = self.lock();
+        let table = self.0.lock();
         let subscriber = table.by_id.get(&id);
         subscriber.is_some_and(|subscriber| subscriber.lost.swap(false, Ordering::Relaxed))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        // No code under this lock can leave the table half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

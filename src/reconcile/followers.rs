@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::event::Event;
 use crate::deadline::Deadline;
@@ -68,26 +70,16 @@ impl Inner {
     }
 }
 
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No code under this lock can leave the queue inconsistent.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Events {
     /// Waits for the next event; `None` when the deadline has passed, or when the
     /// reconciler is gone and all events are read.
     pub fn next(&mut self, deadline: Deadline) -> Option<SequencedEvent> {
         let idle =
             |inner: &mut Inner| inner.events.is_empty() && inner.missed.is_none() && !inner.closed;
-        let mut inner = self.0.lock();
+        let mut inner = self.0.inner.lock();
         loop {
-            let woken = self
-                .0
-                .filled
-                .wait_timeout_while(inner, deadline.max_sleep(), idle);
-            inner = woken.unwrap_or_else(PoisonError::into_inner).0;
+            let filled = &self.0.filled;
+            filled.wait_while_for(&mut inner, idle, deadline.max_sleep());
             if deadline.has_passed() || !idle(&mut inner) {
                 break;
             }
@@ -107,20 +99,16 @@ struct Told {
 }
 
 impl Followers {
-    fn lock(&self) -> MutexGuard<'_, Told> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn add(&self) -> Events {
         let queue = Arc::<Queue>::default();
-        self.lock().queues.push(Arc::downgrade(&queue));
+        self.0.lock().queues.push(Arc::downgrade(&queue));
         Events(queue)
     }
 
     /// Sends the event to all followers. The caller holds the lock of the state that
     /// changed, so the events come in the order of the changes.
     pub(super) fn tell(&self, event: Event) -> SequencedEvent {
-        let mut told = self.lock();
+        let mut told = self.0.lock();
         told.last += 1;
         let event = SequencedEvent {
             sequence: told.last,
@@ -131,7 +119,7 @@ impl Followers {
             let Some(queue) = follower.upgrade() else {
                 return false;
             };
-            let mut inner = queue.lock();
+            let mut inner = queue.inner.lock();
             if inner.events.len() >= LONGEST {
                 inner.drop_oldest();
             }
@@ -146,8 +134,8 @@ impl Followers {
 
 impl Drop for Followers {
     fn drop(&mut self) {
-        for queue in self.lock().queues.iter().filter_map(Weak::upgrade) {
-            queue.lock().closed = true;
+        for queue in self.0.lock().queues.iter().filter_map(Weak::upgrade) {
+            queue.inner.lock().closed = true;
             queue.filled.notify_all();
         }
     }

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::actual::Actual;
 use super::desired::Desired;
@@ -44,8 +46,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // No code under this lock can leave it half changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Tells what has just changed in the state, before anybody else can change it: the
@@ -180,11 +181,9 @@ impl Reconciler {
                     None => error,
                 });
             }
-            let woken = self
-                .shared
+            self.shared
                 .changed
-                .wait_timeout(state, deadline.max_sleep());
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+                .wait_for(&mut state, deadline.max_sleep());
         }
     }
 
@@ -398,8 +397,7 @@ impl Reconciler {
             if let Some(deadline) = until {
                 wait = wait.min(deadline.remaining());
             }
-            let woken = self.shared.wake.wait_timeout(state, wait);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.wake.wait_for(&mut state, wait);
             state.counters.wakeups += 1;
         }
     }

@@ -1,6 +1,6 @@
 //! Recovers the sessions that the volumes log in to, while the loop runs.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::Event;
@@ -29,12 +29,8 @@ impl Reconciler {
             };
             tracing::warn!(%error, "lost sessions are not recovered");
             let goes_on = |state: &mut State| state.driver != RunState::Ended;
-            let state = self.shared.state();
-            let waited = self
-                .shared
-                .changed
-                .wait_timeout_while(state, AGAIN, goes_on);
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            let changed = &self.shared.changed;
+            changed.wait_while_for(&mut self.shared.state(), goes_on, AGAIN);
         }
     }
 
@@ -45,11 +41,9 @@ impl Reconciler {
             let has_one = is_left || wanted.any(|(_, spec)| spec.log_in.is_some());
             state.driver != RunState::Ended && !has_one
         };
-        let waited = self
-            .shared
-            .changed
-            .wait_while(self.shared.state(), none_yet);
-        waited.unwrap_or_else(PoisonError::into_inner).driver != RunState::Ended
+        let mut state = self.shared.state();
+        self.shared.changed.wait_while(&mut state, none_yet);
+        state.driver != RunState::Ended
     }
 
     fn recover_until_ended(&self) -> Result<()> {

@@ -1,6 +1,6 @@
 //! One step of one volume.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::job::{Done, Job};
@@ -47,8 +47,7 @@ impl Reconciler {
             if state.replan {
                 self.shared.wake.notify_all();
             }
-            let woken = self.shared.work.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
+            self.shared.work.wait(&mut state);
         }
     }
 

@@ -5,9 +5,11 @@ mod stuck;
 #[cfg(test)]
 mod tests;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use call_table::{Call, CallTable, Ticket};
@@ -98,11 +100,7 @@ impl CallScheduler {
                 let error = Error::timed_out(Stage::Queue, deadline, &what);
                 return Err(error.with_last_seen(seen));
             }
-            (register, _) = self
-                .0
-                .changed
-                .wait_timeout(register, deadline.max_sleep())
-                .unwrap_or_else(PoisonError::into_inner);
+            self.0.changed.wait_for(&mut register, deadline.max_sleep());
         }
         drop(register);
         slot.run_isolated(stage, what, deadline, last_seen, call)
@@ -201,8 +199,7 @@ impl CallScheduler {
     }
 
     fn table(&self) -> MutexGuard<'_, CallTable> {
-        // Code under this lock leaves no partial change, so a poisoned lock is safe to use.
-        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.table.lock()
     }
 
     fn enter(

@@ -1,7 +1,9 @@
 //! The names of the devices of one kind that had events.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// The component of a device path that names a device of the kind; `None` if the
 /// path is of another kind.
@@ -46,7 +48,7 @@ impl ChangedNames {
         let Some(name) = (self.naming)(devpath) else {
             return;
         };
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.names.len() >= MOST_NAMES && !inner.names.contains(name) {
             inner.lost = true;
         } else if !inner.names.contains(name) {
@@ -55,20 +57,15 @@ impl ChangedNames {
     }
 
     pub(crate) fn mark_lost(&self) {
-        self.lock().lost = true;
+        self.inner.lock().lost = true;
     }
 
     pub(super) fn take(&self) -> Changed {
-        let inner = std::mem::take(&mut *self.lock());
+        let inner = std::mem::take(&mut *self.inner.lock());
         if inner.lost {
             Changed::Unknown
         } else {
             Changed::These(inner.names)
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No code under this lock can leave the contents half changed.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,9 @@
 //! The devices of one kind that had a kernel event since the last question. An index of
 //! such devices reads these again, or everything if events were lost.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::changed_names::{Changed, ChangedNames, Naming};
 use super::dispatch::Dispatch;
@@ -44,7 +46,7 @@ impl Changes {
     /// namespace of another user namespace gets none.
     pub(crate) fn take(&mut self) -> Changed {
         let has_all = self.source.as_ref().is_none_or(|(dispatch, reader)| {
-            KernelReader::lock(reader).catch_up(dispatch) && dispatch.counts().has_events()
+            reader.lock().catch_up(dispatch) && dispatch.counts().has_events()
         });
         let taken = self.names.take();
         if has_all { taken } else { Changed::Unknown }

@@ -2,7 +2,9 @@
 //! other waiters.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use super::changed_names::ChangedNames;
 use super::counters::{Counters, Counts};
@@ -48,7 +50,7 @@ struct Waiters {
 impl Dispatch {
     pub(super) fn subscribe(&self, interest: &Interest) -> (WaiterId, Arc<Queue>) {
         let queue = Arc::<Queue>::default();
-        let waiters = &mut *self.lock();
+        let waiters = &mut *self.waiters.lock();
         let id = waiters.next;
         waiters.next += 1;
         waiters.count += 1;
@@ -68,7 +70,7 @@ impl Dispatch {
     }
 
     pub(super) fn unsubscribe(&self, interest: &Interest, id: WaiterId) {
-        let waiters = &mut *self.lock();
+        let waiters = &mut *self.waiters.lock();
         waiters.count -= 1;
         match interest {
             Interest::Component(component) => {
@@ -87,7 +89,7 @@ impl Dispatch {
     /// Records the names of the devices that have events until the subscription is
     /// dropped.
     pub(super) fn note_changes(&self, noted: &Arc<ChangedNames>) {
-        self.lock().noting.push(Arc::downgrade(noted));
+        self.waiters.lock().noting.push(Arc::downgrade(noted));
     }
 
     /// Like [`deliver`](Self::deliver), for an event of the kernel. It also records the
@@ -103,18 +105,21 @@ impl Dispatch {
     }
 
     fn each_noting(&self, tell: impl Fn(&ChangedNames)) {
-        self.lock().noting.retain(|noted| match noted.upgrade() {
-            Some(noted) => {
-                tell(&noted);
-                true
-            }
-            None => false,
-        });
+        self.waiters
+            .lock()
+            .noting
+            .retain(|noted| match noted.upgrade() {
+                Some(noted) => {
+                    tell(&noted);
+                    true
+                }
+                None => false,
+            });
     }
 
     #[cfg(test)]
     pub(super) fn count_of_noted(&self) -> usize {
-        self.lock().noting.len()
+        self.waiters.lock().noting.len()
     }
 
     /// Delivers the event to the waiters that watch a component of `devpath`, to those
@@ -131,7 +136,7 @@ impl Dispatch {
             return self.counts.foreign_message();
         }
         self.counts.event();
-        let waiters = self.lock();
+        let waiters = self.waiters.lock();
         let attentions = (!waiters.of_unit_attentions.is_empty() && is_unit_attention())
             .then_some(&waiters.of_unit_attentions);
         let mut watching = waiters
@@ -157,7 +162,12 @@ impl Dispatch {
     pub(super) fn resync(&self) {
         self.counts.overrun();
         self.each_noting(ChangedNames::mark_lost);
-        let resyncs = self.lock().all().filter(|queue| queue.resync()).count();
+        let resyncs = self
+            .waiters
+            .lock()
+            .all()
+            .filter(|queue| queue.resync())
+            .count();
         self.counts.resyncs(resyncs as u64);
         tracing::warn!(resyncs, "uevents were lost; every waiter looks again");
     }
@@ -167,21 +177,16 @@ impl Dispatch {
     }
 
     pub(super) fn counters(&self) -> Counters {
-        let watches = self.lock().count;
+        let watches = self.waiters.lock().count;
         self.counts.read(watches)
     }
 
     /// Ends every watch, because no more events come.
     pub(super) fn close(&self) {
         self.each_noting(ChangedNames::mark_lost);
-        let waiters = &mut *self.lock();
+        let waiters = &mut *self.waiters.lock();
         waiters.closed = true;
         waiters.all().for_each(|queue| queue.close());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiters> {
-        // No code under this lock can leave the maps half changed.
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

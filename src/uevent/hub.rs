@@ -1,12 +1,13 @@
 //! The single thread that reads events for all waiters.
 
+use std::sync::Arc;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
 
 use super::changed_names::Naming;
 use super::changes::Changes;
@@ -65,7 +66,8 @@ impl HubOptions {
 pub struct Hub {
     mode: Mode,
     dispatch: Arc<Dispatch>,
-    /// `None` in [`Mode::SysfsPoll`].
+    /// The holder of the lock delivers the events, so they keep their order. `None` in
+    /// [`Mode::SysfsPoll`].
     kernel: Option<Arc<Mutex<KernelReader>>>,
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
@@ -233,7 +235,7 @@ impl Reader {
             let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
             let readable = |token| EpollEvent::new(EpollFlags::EPOLLIN, token);
             epoll.add(stop, readable(STOP))?;
-            epoll.add(&*KernelReader::lock(&kernel), readable(KERNEL))?;
+            epoll.add(&*kernel.lock(), readable(KERNEL))?;
             if let Some(udev) = &udev {
                 epoll.add(udev, readable(UDEV))?;
             }
@@ -273,7 +275,7 @@ impl Reader {
     const TURN: usize = 256;
 
     fn read_kernel(&mut self, dispatch: &Dispatch) {
-        KernelReader::lock(&self.kernel).read(Self::TURN, dispatch);
+        self.kernel.lock().read(Self::TURN, dispatch);
     }
 
     fn read_udev(&mut self, dispatch: &Dispatch) {

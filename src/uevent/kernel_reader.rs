@@ -2,7 +2,6 @@
 //! know at once what it holds.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::dispatch::Dispatch;
 use super::event::{Event, Origin};
@@ -27,11 +26,6 @@ impl KernelReader {
         // The first check counts what was lost so far.
         let drops = DropCount::default();
         Ok(Self { socket, drops })
-    }
-
-    /// The holder of the lock delivers the events, so they keep their order.
-    pub(super) fn lock(reader: &Mutex<Self>) -> MutexGuard<'_, Self> {
-        reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Delivers what the socket holds, but at most `most` datagrams. Returns whether

@@ -2,8 +2,10 @@
 //! a notice comes.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::event::{Event, Notice};
 
@@ -35,7 +37,7 @@ struct Inner {
 impl Queue {
     /// Appends an event. Returns whether it became a resync.
     pub(super) fn push(&self, event: &Arc<Event>) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.notices.len() >= LONGEST {
             return self.resync_in(inner);
         }
@@ -46,29 +48,27 @@ impl Queue {
 
     /// Appends a resync, unless one is unread. Returns whether it did.
     pub(super) fn resync(&self) -> bool {
-        self.resync_in(self.lock())
+        self.resync_in(self.inner.lock())
     }
 
     /// Tells the waiter, by one resync, that no more events come.
     pub(super) fn close(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.closed = true;
         self.resync_in(inner);
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.lock().closed
+        self.inner.lock().closed
     }
 
     /// The next notice; waits for it no longer than `wait`.
     pub(super) fn take(&self, wait: Duration) -> Option<Notice> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.notices.is_empty() && !wait.is_zero() {
             inner.waiting = true;
-            let filled = self
-                .filled
-                .wait_timeout_while(inner, wait, |inner| inner.notices.is_empty());
-            inner = filled.unwrap_or_else(PoisonError::into_inner).0;
+            let is_empty = |inner: &mut Inner| inner.notices.is_empty();
+            self.filled.wait_while_for(&mut inner, is_empty, wait);
             inner.waiting = false;
         }
         let notice = inner.notices.pop_front();
@@ -95,11 +95,6 @@ impl Queue {
         if waiting {
             self.filled.notify_one();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No code under this lock can leave the queue half changed.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -128,7 +123,7 @@ mod tests {
     fn a_queue_that_nothing_has_come_into_has_allocated_nothing() {
         let queue = Queue::default();
         assert_eq!(read(&queue), "nothing");
-        assert_eq!(queue.lock().notices.capacity(), 0);
+        assert_eq!(queue.inner.lock().notices.capacity(), 0);
     }
 
     #[test]
@@ -151,7 +146,7 @@ mod tests {
     fn a_second_resync_comes_only_when_the_first_was_read() {
         let queue = Queue::default();
         let given = (0..1000).filter(|_| queue.resync()).count();
-        assert_eq!((given, queue.lock().notices.len()), (1, 1));
+        assert_eq!((given, queue.inner.lock().notices.len()), (1, 1));
         assert_eq!(read(&queue), "resync");
         assert!(queue.resync());
     }
@@ -171,11 +166,11 @@ mod tests {
         let (start, long) = (Instant::now(), Duration::from_secs(20));
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(|| (queue.take(long), queue.take(long)));
-            while !queue.lock().waiting {
+            while !queue.inner.lock().waiting {
                 std::thread::yield_now();
             }
             queue.push(&event("/x").into());
-            while !queue.lock().waiting {
+            while !queue.inner.lock().waiting {
                 std::thread::yield_now();
             }
             queue.close();

@@ -25,8 +25,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tempfile::TempDir;
 
 pub(crate) use array::{Address, Unit};
@@ -124,7 +125,7 @@ impl Drop for FakeKernel {
 
 impl Kernel {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn path(&self, below: &str) -> PathBuf {
@@ -141,11 +142,11 @@ impl Kernel {
     /// Waits while `holds` is true.
     fn wait_while<'a>(
         &self,
-        state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, State>,
         mut holds: impl FnMut(&State) -> bool,
     ) -> MutexGuard<'a, State> {
-        let waited = self.changed.wait_while(state, |state| holds(state));
-        waited.unwrap_or_else(PoisonError::into_inner)
+        self.changed.wait_while(&mut state, |state| holds(state));
+        state
     }
 
     /// Sends a command to a device. It returns at once, or when the kernel has given up on an

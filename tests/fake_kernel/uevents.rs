@@ -1,10 +1,12 @@
 //! The kernel's events, and their listeners.
 
 use std::fmt::Write as _;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, PoisonError, Weak};
 use std::thread;
+
+use parking_lot::Mutex;
 
 use super::Kernel;
 
@@ -67,19 +69,13 @@ impl Uevents {
 
     pub(super) fn listen(&self) -> Receiver<Uevent> {
         let (sender, receiver) = mpsc::channel();
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self.listeners.lock();
         listeners.push(sender);
         receiver
     }
 
     pub(super) fn broadcast(&self, event: &Uevent) {
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self.listeners.lock();
         listeners.retain(|listener| listener.send(event.clone()).is_ok());
     }
 }

@@ -22,7 +22,7 @@ pub(crate) fn run(
     let deadline = Deadline::after(what.timeout).cancelled_by(cancel);
     let named = what.volume.as_ref().map(ToString::to_string);
     let target = what.target.as_ref().map(ToString::to_string);
-    // clap has seen to it that there is one of the two.
+    // clap requires one of the two.
     let progress = Progress::of(&format!(
         "detaching {}",
         named.or(target).unwrap_or_default()
@@ -49,8 +49,8 @@ pub(crate) fn run(
     }))
 }
 
-/// The volume's detach, where the journal has the target as a volume: without its record
-/// an agent, or a later recovery, would bring it again.
+/// Detaches the target's volume if the journal has one: if the record stayed, an agent or
+/// a later recovery would attach the volume again.
 fn by_target(
     engine: &Engine,
     what: &arguments::Detach,
@@ -181,7 +181,7 @@ fn write(out: &mut dyn Write, detachment: &Detachment) -> io::Result<()> {
     attach::write_phases(out, &detachment.phases)
 }
 
-/// Says what failed, and how far the detach came.
+/// Reports what failed and how far the detach came.
 fn failure(failure: &DetachFailure, json: bool) -> ExitCode {
     let code = exit::say(failure.kind(), failure, json);
     if !json {
@@ -191,7 +191,7 @@ fn failure(failure: &DetachFailure, json: bool) -> ExitCode {
     code
 }
 
-/// What was done, device by device.
+/// Writes what the detach did with each device.
 pub(crate) fn write_receipt(out: &mut dyn Write, receipt: &Receipt) -> io::Result<()> {
     if let Some(map) = &receipt.map {
         let state = if map.gone { "gone" } else { "STANDS" };

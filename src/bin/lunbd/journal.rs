@@ -14,16 +14,16 @@ use serde::Serialize;
 use crate::arguments::{self, JournalPlace};
 use crate::{exit, recover};
 
-/// How long the journal may take.
+/// How long a command waits for the journal.
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[derive(Serialize)]
 struct Shown {
     journal: PathBuf,
     records: Vec<Record>,
-    /// Of volumes whose detach is proven.
+    /// The records of volumes whose detach is proven.
     detached: Vec<Record>,
-    /// Files of the journal that are no records.
+    /// Files in the journal's directory that are not records.
     problems: Vec<Problem>,
 }
 

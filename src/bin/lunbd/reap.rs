@@ -8,18 +8,19 @@ use lunbd::{Deadline, Engine, Result};
 
 use crate::{arguments, attach, exit, progress::Progress, recover};
 
-/// Exits as the first phantom that stands says, where one was to go.
+/// Unless it is a dry run, the exit code is that of the first stale LUN that was skipped.
 pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result<ExitCode> {
     let progress = Progress::of("looking for stale LUNs");
     let request = ReapRequest::default().observe(progress.observer());
     let deadline = Deadline::after(what.timeout);
-    // Their holders go on: each is read when a device is about to go.
+    // Other processes may hold these journals and change them, so the engine reads each
+    // one again before it removes a device.
     let mut journals = vec![recover::place(engine)];
     journals.extend(what.journal.clone());
     if !json {
         for journal in &journals {
             let view = recover::read(engine, Some(journal), deadline)?;
-            // Where nobody reads it, nobody is told.
+            // The command goes on if stderr is closed.
             let _ = recover::write_problems(&mut io::stderr(), &view.problems);
         }
     }

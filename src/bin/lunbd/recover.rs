@@ -10,7 +10,7 @@ use lunbd::{Deadline, Engine, Result};
 
 use crate::{arguments, exit, progress::Progress};
 
-/// The journal of a directory, or the machine's.
+/// Opens the journal in `directory`, or else the machine's journal.
 pub(crate) fn open(
     engine: &Engine,
     directory: Option<&Path>,
@@ -22,8 +22,9 @@ pub(crate) fn open(
     }
 }
 
-/// As [`open`], for a command whose result does not have what was set aside: that is
-/// told beside it, but for a program, which would not know the line from an error.
+/// As [`open`], for a command whose result does not list the files that were set aside.
+/// They are written to stderr, but not with `json`: a program would take the lines for an
+/// error.
 pub(crate) fn open_and_tell(
     engine: &Engine,
     directory: Option<&Path>,
@@ -32,13 +33,13 @@ pub(crate) fn open_and_tell(
 ) -> Result<Journal> {
     let journal = open(engine, directory, deadline)?;
     if !json {
-        // Where nobody reads it, nobody is told.
+        // The command goes on if stderr is closed.
         let _ = write_problems(&mut io::stderr(), journal.problems());
     }
     Ok(journal)
 }
 
-/// As somebody sees it who does not hold it.
+/// Reads the journal without holding it.
 pub(crate) fn read(
     engine: &Engine,
     directory: Option<&Path>,
@@ -50,13 +51,13 @@ pub(crate) fn read(
     }
 }
 
-/// Of the machine's journal.
+/// The directory of the machine's journal.
 pub(crate) fn place(engine: &Engine) -> PathBuf {
     engine.roots().run.join("lunbd/journal")
 }
 
-/// Exits with 1 where a volume is left that is neither attached nor detached, or may be
-/// behind a file that is no record.
+/// The exit code is 1 if a volume is still neither attached nor detached, or if a file is
+/// not a record, since a volume may be behind it.
 pub(crate) fn run(engine: &Engine, what: &arguments::Recover, json: bool) -> Result<ExitCode> {
     let progress = Progress::of("recovering");
     let deadline = Deadline::after(what.timeout);

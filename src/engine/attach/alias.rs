@@ -21,7 +21,7 @@ impl ProbedPath {
         let mut first = (self.changed, self.diskseq, self.device.hctl().lun);
         let mut earlier = None;
         let device = &self.device;
-        let mut units = engine.units();
+        let mut units = engine.units.lock();
         let siblings = units.sibling_candidates(engine.roots(), device, name);
         drop(units);
         for other in siblings? {

@@ -142,7 +142,7 @@ impl Engine {
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         match proven {
             Ok(attachment) => {
-                self.links().insert(device.index(), link);
+                self.links.lock().insert(device.index(), link);
                 Ok(Some(attachment))
             }
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
@@ -181,7 +181,7 @@ impl Engine {
 
     /// The connected device of this id.
     pub(in crate::engine) fn nbd_of(&self, backend: &BackendId) -> Result<Option<NbdDevice>> {
-        let mut found = self.backends().of_backend(self.roots(), backend)?;
+        let mut found = self.backends.lock().of_backend(self.roots(), backend)?;
         if found.len() > 1 {
             let names: Vec<String> = found.iter().map(|d| d.index().name()).collect();
             let message = format!("{} all have backend id {backend}", names.join(" and "));
@@ -205,7 +205,7 @@ impl Engine {
             };
             // Others are at those that there are, the next to be made among
             // them; or udev's probes have them open for a moment.
-            self.backends().invalidate();
+            self.backends.lock().invalidate();
             if deadline.has_passed() {
                 let message = "no NBD device is free";
                 let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
@@ -225,7 +225,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Result<Connected, Option<Error>>> {
         let mut refused = None;
-        let candidates = self.backends().candidates(self.roots())?;
+        let candidates = self.backends.lock().candidates(self.roots())?;
         for index in candidates {
             let Some(lock) = DeviceLock::try_take(self.roots(), &index.name())? else {
                 continue;

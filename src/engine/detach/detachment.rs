@@ -1,4 +1,4 @@
-//! What a detach answers.
+//! The result of a detach.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,41 +13,41 @@ use crate::id::{BackendId, DevNo, DiskSeq, Hctl, NbdIndex, SessionId, VolumeId, 
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Detachment {
-    /// Where nothing is now.
+    /// Where the device was.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub place: Place,
-    /// The node: of SCSI it is gone, of NBD it is free. `None` where there was
-    /// no disk.
+    /// The device node: a SCSI node is gone, an NBD node is free. `None` if there was no
+    /// disk.
     pub node: Option<PathBuf>,
-    /// Its number.
+    /// The disk's device number.
     pub devno: Option<DevNo>,
-    /// Its life's serial number (Linux 5.15).
+    /// The disk's sequence number (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
-    /// What became of the dirty pages; `None` where nothing was attached.
+    /// What became of the dirty pages; `None` if nothing was attached.
     pub flush: Option<Flush>,
-    /// Where the time went.
+    /// How long each phase took.
     pub phases: Vec<Phase>,
-    /// Whether this call took it down; `false` where it was gone already.
+    /// Whether this call removed the device; `false` if it was gone already.
     pub changed: bool,
-    /// All was flushed and nothing of it is left on this machine: each was read
-    /// back. Where it is `false`, the receipt's notes say what is not proven.
+    /// Whether all data was flushed and nothing of the volume is left on this machine, both
+    /// as read back. If it is `false`, the receipt's notes say what is not proven.
     pub safe_to_unmap: bool,
-    /// Where somebody may have had it open who was not seen: what such a user wrote
-    /// after the flush is lost. Of a SCSI unit the same as in its receipt.
+    /// Places where a user of the device would not have been seen: what such a user wrote
+    /// after the flush is lost. For a SCSI unit these are the places of its receipt.
     pub not_looked_at: Vec<NotLookedAt>,
-    /// What was read back of a SCSI unit, path by path.
+    /// What was read back for each path of a SCSI unit.
     pub receipt: Option<Receipt>,
-    /// The iSCSI sessions that were logged out: made by the engine, and with no
-    /// device left.
+    /// The iSCSI sessions that the detach logged out: the engine had made them, and they
+    /// had no device left.
     pub logged_out: Vec<SessionId>,
-    /// The volume of the journal that it was.
+    /// The journal's volume to which the device belonged.
     pub volume: Option<VolumeId>,
-    /// When an earlier detach took the volume down, by the journal, in UTC. What is said
-    /// here of pages and users is that one's.
+    /// When an earlier detach removed the volume, according to the journal, in UTC. What
+    /// this result says of pages and users then comes from that detach.
     pub detached_at: Option<String>,
 }
 
-/// Where a device was.
+/// The place of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
@@ -55,15 +55,15 @@ pub struct Detachment {
 pub enum Place {
     /// A SCSI unit.
     Scsi {
-        /// The address of its first path; `None` where none was there and the
-        /// caller named none.
+        /// The address of its first path; `None` if no path was there and the caller named
+        /// no address.
         hctl: Option<Hctl>,
-        /// Its strongest name, where somebody could say it.
+        /// Its strongest name, if one is known.
         name: Option<Wwid>,
     },
-    /// The kernel's NBD driver.
+    /// An NBD device.
     Nbd {
-        /// The index; `None` where no device had the backend id.
+        /// The index; `None` if no device had the backend id.
         index: Option<NbdIndex>,
         /// The backend id of the device.
         backend: Option<BackendId>,
@@ -92,7 +92,7 @@ impl fmt::Display for Place {
 }
 
 impl Detachment {
-    /// Nothing was attached.
+    /// The result of a detach that found nothing attached.
     pub(in crate::engine) fn unchanged(place: Place) -> Self {
         Self {
             place,
@@ -111,8 +111,8 @@ impl Detachment {
         }
     }
 
-    /// One answer for this one and the `next` one, of another source of the same
-    /// volume. One that found nothing says nothing beside one that did.
+    /// Joins this result with the `next` one, which is for another source of the same
+    /// volume. A result that found nothing adds only its phases and logouts.
     pub(in crate::engine) fn and(mut self, mut next: Self) -> Self {
         self.phases.append(&mut next.phases);
         self.logged_out.append(&mut next.logged_out);

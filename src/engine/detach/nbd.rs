@@ -91,7 +91,7 @@ impl Engine {
         };
         if device.pid()?.is_none() {
             // This link is left of a disconnect whose end no caller saw.
-            self.links().remove(&index);
+            self.links.lock().remove(&index);
             return Ok(Detachment::unchanged(place));
         }
 
@@ -144,7 +144,7 @@ impl Engine {
 
     fn end_link(&self, index: NbdIndex, is_flushed: bool, deadline: Deadline) -> Result<()> {
         // The link is removed first, so that its end is not reported as a death.
-        let link = self.links().remove(&index);
+        let link = self.links.lock().remove(&index);
         // The kernel first sends a disconnect request on each connection, which blocks
         // where the peer is dead or hangs and the buffer is full.
         if let Some(link) = link.as_ref().filter(|link| !is_flushed || link.is_dead()) {
@@ -153,7 +153,7 @@ impl Engine {
         nbd::disconnect(self.roots(), index, deadline).inspect_err(|_| {
             // The device may still be connected; a heal needs the link.
             if let Some(link) = link {
-                self.links().entry(index).or_insert(link);
+                self.links.lock().entry(index).or_insert(link);
             }
         })
     }
@@ -216,7 +216,7 @@ mod tests {
             let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
             let timeouts = NewTimeouts::default();
             let link = Link::new(uri, backend, Vec::new(), timeouts, connected_by);
-            engine.links().insert(index, link);
+            engine.links.lock().insert(index, link);
             let is_there = engine.links_beside(&device).contains_key(&index);
             assert_eq!(is_there, is_its_own, "connected by {connected_by:?}");
         }
@@ -229,8 +229,8 @@ mod tests {
         let index = NbdIndex::new(1 << 20).unwrap();
         let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
         let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default(), None);
-        engine.links().insert(index, link);
+        engine.links.lock().insert(index, link);
         engine.end_link(index, true, soon()).unwrap_err();
-        assert!(engine.links().contains_key(&index));
+        assert!(engine.links.lock().contains_key(&index));
     }
 }

@@ -348,7 +348,7 @@ impl DetachRun<'_> {
         let patience = deadline.at_most(LEAVING_LIMIT);
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
         let (roots, scheduler) = (self.engine.roots(), &self.engine.scheduler);
-        let mut leaving = self.engine.units().leaving(roots)?;
+        let mut leaving = self.engine.units.lock().leaving(roots)?;
         if leaving.is_empty() {
             leaving = ScsiDevice::leaving(roots)?;
         }

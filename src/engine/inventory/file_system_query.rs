@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -31,7 +33,7 @@ impl FileSystemQueries {
         device: DevNo,
         read: impl FnOnce() -> Result<(Usage, DevNo)> + Send + 'static,
     ) -> Result<Arc<FileSystemQuery>> {
-        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = self.0.lock();
         if let Some(query) = asked.get(&device) {
             return Ok(Arc::clone(query));
         }
@@ -39,14 +41,11 @@ impl FileSystemQueries {
         let (ours, file_system_queries) = (Arc::clone(&query), self.clone());
         worker::start(Stage::Measure, move || {
             let answer = read();
-            let mut asked = file_system_queries
-                .0
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut asked = file_system_queries.0.lock();
             asked.remove(&device);
             drop(asked);
             let answer = answer.map_err(|error| (error.kind(), error.to_string()));
-            *ours.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+            *ours.answer.lock() = Some(answer);
             ours.answered.notify_all();
             Ok(())
         })?;
@@ -59,7 +58,7 @@ impl FileSystemQuery {
     /// # Errors
     /// Those of the file system; `TimedOut` at stage `measure`.
     pub(super) fn wait(&self, path: &Path, deadline: Deadline) -> Result<(Usage, DevNo)> {
-        let mut answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answer = self.answer.lock();
         loop {
             match &*answer {
                 Some(Ok(usage)) => return Ok(*usage),
@@ -75,8 +74,7 @@ impl FileSystemQuery {
                     error.with_last_seen("no answer; lunbd does not ask again before it answers")
                 );
             }
-            let woken = self.answered.wait_timeout(answer, deadline.max_sleep());
-            answer = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.answered.wait_for(&mut answer, deadline.max_sleep());
         }
     }
 }

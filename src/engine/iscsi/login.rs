@@ -1,10 +1,12 @@
 //! The logins of an attach: where there is no session, through every portal at once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
@@ -131,7 +133,7 @@ fn spawn_or_run(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'st
     const SPAWNED_LIMIT: Duration = Duration::from_secs(30);
     const CALLERS_LIMIT: Duration = Duration::from_secs(3);
     let end = Arc::new(Mutex::new(Some(end)));
-    let take = |end: &Mutex<Option<_>>| end.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let take = |end: &Mutex<Option<_>>| end.lock().take();
     let theirs = Arc::clone(&end);
     let run = move || {
         if let Some(end) = take(&theirs) {

@@ -1,5 +1,5 @@
-//! What is refused before anything is done: two volumes on one device, one
-//! volume from two sources.
+//! The conflicts that are refused before anything is done: two volumes on one device, and
+//! one volume from two sources.
 
 use super::record::{NbdSpec, Record, VolumeSpec};
 use crate::engine::unit::place::{PathPlace, PlaceComparison};
@@ -7,12 +7,12 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};
 use crate::scsi::Identity;
 
-/// What a volume lays claim to.
+/// What a volume claims.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reservation<'a> {
     pub(super) volume: &'a VolumeId,
     pub(super) spec: &'a VolumeSpec,
-    /// The names that its unit gave itself; none while that is not known.
+    /// The names that its unit reported; empty while they are not known.
     pub(super) names: &'a [Wwid],
 }
 
@@ -26,7 +26,7 @@ impl<'a> Reservation<'a> {
         }
     }
 
-    /// Whose a unit may be, or who is meant to be at its address.
+    /// The volume to which a unit may belong, or which is meant to be at its address.
     pub(super) fn owner(
         mut reservations: impl Iterator<Item = Self>,
         identity: &Identity,
@@ -36,7 +36,7 @@ impl<'a> Reservation<'a> {
         owner.map(|owner| owner.volume.clone())
     }
 
-    /// Whether it is meant to be at this address and nobody has said its name.
+    /// Whether the volume is meant to be at this address while no name of its unit is known.
     pub(super) fn is_meant_at(&self, hctl: Hctl) -> bool {
         let nameless = self.names.is_empty() && self.spec.expect.is_none();
         nameless && self.spec.sources.contains(&Source::Scsi(hctl))
@@ -52,23 +52,23 @@ impl<'a> Reservation<'a> {
         Identity::of(self.names.iter().chain(expected).cloned())
     }
 
-    /// Whether the unit that says this of itself may be its own: of names that are not
-    /// unique another unit may say the same.
+    /// Whether the unit that reports this identity may be the volume's. If the names are not
+    /// unique, another unit may report the same.
     fn may_own(&self, identity: &Identity) -> bool {
         self.identity().compare(identity).is_same()
             || self.names.is_empty() && self.spec.expect.iter().any(|name| identity.is(name))
     }
 
-    /// Whether the unit that says this of itself at this place is its own. Names that are
-    /// not unique count where one of its sources leads to that place.
+    /// Whether the unit that reports this identity at this place is the volume's. Names that
+    /// are not unique count only if one of its sources leads to that place.
     pub(super) fn owns(&self, identity: &Identity, place: &PathPlace) -> bool {
         self.is_owner(identity, |source| {
             place.compare_source(source) == PlaceComparison::Same
         })
     }
 
-    /// Whether what is handed out as this unit, at these places, may be its own: not where
-    /// its names are not unique and all of its sources lead elsewhere.
+    /// Whether the unit that is about to be handed out, at these places, may be the volume's.
+    /// It is not if its names are not unique and all of the volume's sources lead elsewhere.
     fn would_share(&self, identity: &Identity, places: &[PathPlace]) -> bool {
         self.is_owner(identity, |source| {
             let mut places = places.iter();
@@ -86,13 +86,13 @@ impl<'a> Reservation<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttachedSpec<'a> {
     pub(crate) spec: &'a VolumeSpec,
-    /// The names that its unit gave itself.
+    /// The names that its unit reported.
     pub(crate) names: &'a [Wwid],
-    /// The NBD device that it is, where that was looked for.
+    /// The index of its NBD device, if the caller looked for it.
     pub(crate) nbd_index: Option<NbdIndex>,
 }
 
-/// Why a volume has to be detached before it can be attached as it is wanted.
+/// Why a volume must be detached before it can be attached as wanted.
 #[derive(Debug)]
 pub(crate) struct SpecConflict {
     kind: ErrorKind,
@@ -106,8 +106,7 @@ impl SpecConflict {
     }
 }
 
-/// What cannot be changed in place; `None` where an attach can bring all that is
-/// wanted otherwise.
+/// What cannot be changed in place; `None` if an attach can change all that differs.
 pub(crate) fn must_be_detached_first(
     standing: AttachedSpec<'_>,
     wanted: &VolumeSpec,
@@ -175,15 +174,14 @@ fn nbd_bar(is: &NbdSpec, wanted: &NbdSpec, index: Option<NbdIndex>) -> Option<St
 }
 
 /// # Errors
-/// `InUse` where the volume is known, and cannot be what is wanted before it was
-/// detached; `IdentityMismatch` where it is known as another unit than the expected
-/// one.
+/// `InUse` if the volume must be detached before it can be attached as wanted;
+/// `IdentityMismatch` if it is known as another unit than the expected one.
 pub(super) fn with_itself(known: &Record, wanted: &VolumeSpec) -> Result<()> {
     let names = known.outcome.as_ref().map(|outcome| &*outcome.names);
     let standing = AttachedSpec {
         spec: &known.spec,
         names: names.unwrap_or_default(),
-        // The kernel knows which it is now, and the attach asks it.
+        // The attach asks the kernel for the present index.
         nbd_index: None,
     };
     let Some(bar) = must_be_detached_first(standing, wanted) else {
@@ -194,8 +192,7 @@ pub(super) fn with_itself(known: &Record, wanted: &VolumeSpec) -> Result<()> {
 }
 
 /// # Errors
-/// `InUse` where `wanted` names what is `other`'s: a source, an id under which
-/// NBD devices are found, or the unit.
+/// `InUse` if `wanted` names a source, a backend id or a unit that `other` claims.
 pub(super) fn with_another(
     volume: &VolumeId,
     wanted: &VolumeSpec,
@@ -227,8 +224,7 @@ pub(super) fn with_another(
 }
 
 /// # Errors
-/// `IdentityMismatch` where the volume was another unit than the one that was
-/// found.
+/// `IdentityMismatch` if the volume was another unit than the one that was found.
 pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
     let own = Reservation::of(known);
     if own.names.is_empty() || own.may_own(found) {
@@ -241,7 +237,7 @@ pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
 }
 
 /// # Errors
-/// `InUse` where the unit that was found is `other`'s.
+/// `InUse` if the unit that was found belongs to `other`.
 pub(super) fn with_unit(
     volume: &VolumeId,
     (found, places): (&Identity, &[PathPlace]),

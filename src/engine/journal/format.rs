@@ -1,5 +1,5 @@
-//! A record as bytes: one line that says what it is and what its checksum is,
-//! then JSON, for the reader at three in the morning.
+//! A record as bytes: one line with a magic word, the version and the checksum, then JSON
+//! that a person can read.
 //!
 //! ```text
 //! lunbd-journal 2 sha256:HEX
@@ -14,44 +14,45 @@ use sha2::{Digest, Sha256};
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// With a version after it, what a record begins with.
+/// The beginning of a record. The version follows it.
 const MAGIC: &str = "lunbd-journal ";
 
-/// The version that is read. Each before it is read too.
+/// The latest version that this library reads. It reads all earlier ones too.
 const VERSION: u32 = 3;
 
-/// The version of a record without a detach that is proven, as earlier versions of this
-/// library read it.
+/// The version of a record without a proven detach, which earlier versions of this library
+/// read too.
 const WITHOUT_DETACHED: u32 = 2;
 
-/// More than any record; a file that is none stays small in memory too.
+/// The longest file that is read, in bytes: longer than any record, and short enough that
+/// another file does not fill the memory.
 pub(super) const LONGEST: usize = 256 << 10;
 
-/// Why bytes are no record.
+/// Why bytes are not a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fault {
     /// In one word.
     pub kind: FaultKind,
-    /// In words.
+    /// The details, for people.
     pub text: String,
 }
 
-/// Why a file of the journal's directory is no record, in one word.
+/// Why a file in the journal's directory is not a record, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FaultKind {
     /// It begins as a record does, and its checksum does not match its content.
     Torn,
-    /// It is whole, and of a later version of this library. A journal that has one is not
-    /// opened.
+    /// It is whole, and a later version of this library wrote it. A journal with such a file
+    /// is not opened.
     Newer,
     /// It is something else, or another volume's record.
     Foreign,
     /// It could not be read, and is left where it is.
     Unreadable,
-    /// It was set aside by an earlier start.
+    /// An earlier start set it aside.
     SetAsideEarlier,
 }
 
@@ -66,7 +67,7 @@ impl Record {
     /// The bytes of its file.
     ///
     /// # Errors
-    /// `Io`, which no record gives.
+    /// `Io` if it cannot be serialised, which happens with no record.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let body = serde_json::to_vec_pretty(self).map_err(|error| {
             let message = format!("cannot serialize the record of {}: {error}", self.volume);
@@ -86,7 +87,7 @@ impl Record {
         sealed(WITHOUT_DETACHED, body)
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) gave, and nothing else.
+    /// Reads what [`to_bytes`](Self::to_bytes) returned, and refuses anything else.
     pub fn parse(bytes: &[u8]) -> Result<Self, Fault> {
         let Some(rest) = bytes.strip_prefix(MAGIC.as_bytes()) else {
             return Err(if MAGIC.as_bytes().starts_with(bytes) {
@@ -106,8 +107,8 @@ impl Record {
         let version = line.split(|&byte| byte == b' ').next().unwrap_or(line);
         let version = std::str::from_utf8(version).ok();
         match version.and_then(|version| version.parse::<u32>().ok()) {
-            // As it would be written here: one spelling, so that no flipped bit
-            // gets through.
+            // Only the header that this library would write is accepted, so that no flipped
+            // bit gets through.
             Some(version) if bytes.strip_suffix(body) == Some(header(version, body).as_bytes()) => {
                 if version > VERSION {
                     let text =
@@ -144,7 +145,7 @@ fn header(version: u32, body: &[u8]) -> String {
     let begin = format!("{MAGIC}{version}");
     let digest = match version {
         1 => digest(body),
-        // A version that was flipped is none that is later.
+        // The digest covers the version, so that a flipped bit does not make a later one.
         _ => digest(&[begin.as_bytes(), b"\n", body].concat()),
     };
     format!("{begin} sha256:{digest}\n")
@@ -154,7 +155,7 @@ fn contains(line: &[u8], what: &[u8]) -> bool {
     line.windows(what.len()).any(|part| part == what)
 }
 
-/// SHA-256 in hex.
+/// The SHA-256 of `bytes` in hex.
 pub(super) fn digest(bytes: &[u8]) -> String {
     let mut hex = String::with_capacity(64);
     for byte in Sha256::digest(bytes) {
@@ -163,14 +164,14 @@ pub(super) fn digest(bytes: &[u8]) -> String {
     hex
 }
 
-/// A file of the journal's directory that is no record.
+/// A file in the journal's directory that is not a record.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Problem {
-    /// Where it is now.
+    /// Its present path.
     pub file: PathBuf,
     /// What is wrong with it.
     pub kind: FaultKind,
-    /// The same in words.
+    /// The details, for people.
     pub text: String,
 }

@@ -1,6 +1,6 @@
 //! The right to work on one volume of a journal, and to write its record.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::conflict::{self, Reservation};
 use super::record::{Detached, Record, VolumeSpec};
@@ -13,13 +13,13 @@ use crate::id::{Hctl, VolumeId};
 use crate::kernel::worker;
 use crate::scsi::Identity;
 
-/// One caller's turn at a volume. A write that the file system does not come
-/// back from keeps it, so that nothing older can come after something newer.
+/// One caller's right to work on a volume. A write that hangs in the file system keeps the
+/// guard, so that no older record can replace a newer one.
 #[derive(Debug)]
 pub(in crate::engine) struct VolumeGuard {
     shared: Arc<Shared>,
     volume: VolumeId,
-    /// The record of the volume's detach, as it was when the turn began.
+    /// The record of the volume's detach, as it was when the guard was taken.
     detached: Option<Record>,
 }
 
@@ -27,8 +27,8 @@ pub(in crate::engine) struct VolumeGuard {
 const MOST_DETACHED: usize = 1024;
 
 impl Journal {
-    /// Waits until nobody works on the volume, and takes the turn. With `wanted`
-    /// it is to be attached so: what stands against that is refused here.
+    /// Waits until no other caller works on the volume, and takes its guard. With `wanted`,
+    /// the caller is about to attach the volume so, and conflicts are refused here.
     ///
     /// # Errors
     /// `TimedOut` at stage `lock`; the refusals of `conflict`.
@@ -44,8 +44,7 @@ impl Journal {
                 let what = format!("another thread to finish with volume {volume}");
                 return Err(Error::timed_out(Stage::Lock, deadline, &what));
             }
-            let woken = self.shared.freed.wait_timeout(table, deadline.max_sleep());
-            table = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.freed.wait_for(&mut table, deadline.max_sleep());
         }
         if let Some(wanted) = wanted {
             if let Some(known) = table.records.get(volume) {
@@ -69,7 +68,7 @@ impl Journal {
         }))
     }
 
-    /// The volume that a unit is, or that is meant to be at its address.
+    /// The volume to which a unit belongs, or which is meant to be at its address.
     pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
         Reservation::owner(self.shared.table().reservations(), identity, hctl)
     }
@@ -91,8 +90,8 @@ impl Table {
         self.detached.remove(volume);
     }
 
-    /// The volumes beyond [`MOST_DETACHED`] that were detached longest ago, but for those
-    /// that are being worked on.
+    /// The volumes beyond [`MOST_DETACHED`] that were detached longest ago, except those on
+    /// which a caller works.
     fn detached_too_long_ago(&self) -> Vec<VolumeId> {
         let too_many = self.detached.len().saturating_sub(MOST_DETACHED);
         if too_many == 0 {
@@ -106,10 +105,10 @@ impl Table {
         oldest.map(|record| record.volume.clone()).collect()
     }
 
-    /// What all volumes lay claim to.
+    /// What all volumes claim.
     fn reservations(&self) -> impl Iterator<Item = Reservation<'_>> {
         let in_flight = self.in_flight.iter().filter_map(|(volume, in_flight)| {
-            // Who was not told how it is wanted goes on with what its record says.
+            // A caller that named no specification works with the one in the record.
             let known = || self.records.get(volume).map(|record| &record.spec);
             let (spec, names) = (in_flight.spec.as_ref().or_else(known)?, &*in_flight.names);
             Some(Reservation {
@@ -122,7 +121,7 @@ impl Table {
         known.chain(in_flight)
     }
 
-    /// What the other volumes lay claim to.
+    /// What the other volumes claim.
     fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Reservation<'a>> {
         let reservations = self.reservations();
         reservations.filter(move |other| other.volume != volume)
@@ -135,16 +134,16 @@ impl VolumeGuard {
         self.shared.table().records.get(&self.volume).cloned()
     }
 
-    /// The record of the volume's detach, where that was proven before the turn began.
+    /// The record of the volume's detach, if that was proven before the guard was taken.
     pub(in crate::engine) fn detached(&self) -> Option<&Record> {
         self.detached.as_ref()
     }
 
-    /// Claims the unit that the volume's source was found to lead to.
+    /// Claims the unit to which the volume's source leads.
     ///
     /// # Errors
-    /// `InUse` where it is another volume's; `IdentityMismatch` where the volume
-    /// was another unit.
+    /// `InUse` if the unit belongs to another volume; `IdentityMismatch` if the volume was
+    /// another unit.
     pub(in crate::engine) fn claim_unit(
         &self,
         identity: &Identity,
@@ -163,19 +162,18 @@ impl VolumeGuard {
         Ok(())
     }
 
-    /// Whether the unit at this place is another volume's.
+    /// Whether the unit at this place belongs to another volume.
     pub(in crate::engine) fn is_anothers(&self, identity: &Identity, place: &PathPlace) -> bool {
         let table = self.shared.table();
         let mut others = table.others(&self.volume);
         others.any(|other| other.owns(identity, place))
     }
 
-    /// Writes the record; one that says of no boot is of this one.
+    /// Writes the record. A record without a boot gets the present one.
     ///
     /// # Errors
-    /// `Io` where the disk is full; `InUse` where something is at its place that
-    /// could not be set aside; `TimedOut` at stage `journal`, and then it may
-    /// still be written.
+    /// `Io` if the disk is full; `InUse` if a file that could not be set aside is at its
+    /// place; `TimedOut` at stage `journal`, and then the record may still be written.
     pub(in crate::engine) fn write(
         self: &Arc<Self>,
         mut record: Record,
@@ -198,7 +196,7 @@ impl VolumeGuard {
                 return Err(Error::new(ErrorKind::InUse, message).with_path(path));
             }
             file::replace(directory, name, &bytes)?;
-            // It is there, whatever becomes of the rest.
+            // The record is there, even if the sync fails.
             guard.shared.table().insert(record);
             (guard.shared.sync)(directory)?;
             point!(JournalKept);
@@ -206,9 +204,9 @@ impl VolumeGuard {
         })
     }
 
-    /// Writes down what is about to be done. Where that fails nothing may be done, and the
-    /// record is as it was before: nobody finishes what its caller was refused. After a
-    /// timeout the intent may still be written, and stays.
+    /// Writes the intent. If that fails, the caller must not act, and the record is restored,
+    /// so that no recovery finishes what the caller was refused. After a timeout the intent
+    /// may still be written, and then it stays.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -273,7 +271,7 @@ impl VolumeGuard {
         Ok(())
     }
 
-    /// The record is as it was before an attach that has left nothing.
+    /// Restores the record as it was before an attach that has left nothing.
     ///
     /// # Errors
     /// As [`write`](Self::write) and [`remove`](Self::remove).
@@ -284,15 +282,15 @@ impl VolumeGuard {
         }
     }
 
-    /// Removes the record, of whichever kind.
+    /// Removes the record, also that of a proven detach.
     ///
     /// # Errors
-    /// `Io` where the record stays, or where it went and the disk was not told so;
-    /// `TimedOut` at stage `journal`, and then it may still go.
+    /// `Io` if the record stays, or if it went and the directory could not be synced;
+    /// `TimedOut` at stage `journal`, and then the record may still go.
     pub(in crate::engine) fn remove(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
         self.run(deadline, |guard, name| {
             file::remove(&guard.shared.directory, name)?;
-            // It is gone, whatever becomes of the rest.
+            // The record is gone, even if the sync fails.
             guard.shared.table().remove(&guard.volume);
             (guard.shared.sync)(&guard.shared.directory)?;
             point!(JournalForgotten);

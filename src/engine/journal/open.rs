@@ -1,5 +1,4 @@
-//! A journal as it is found: held by one process, its records read, what is
-//! none set aside.
+//! Opens a journal: locks it, reads its records, and sets aside files that are not records.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
@@ -20,27 +19,26 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::VolumeId;
 use crate::kernel::sysfs;
 
-/// Locked by who has the journal. It stays: by it a directory is known for a
-/// journal.
+/// The file that the holder of the journal locks. It stays, because it marks a directory as
+/// a journal.
 const LOCK: &str = "journal.lock";
-/// How often its lock may be removed while it is taken.
+/// How often another process may remove the lock file while this one locks it.
 const TRIES: u32 = 16;
 
 /// What was found in the directory.
 pub(super) struct Found {
     pub(super) lock: Flock<File>,
     pub(super) records: BTreeMap<VolumeId, Record>,
-    /// Those whose detach is proven.
+    /// The records whose detach is proven.
     pub(super) detached: BTreeMap<VolumeId, Record>,
     pub(super) problems: Vec<Problem>,
 }
 
-/// Takes the journal and reads it. **Blocks** for as long as the file system
-/// does.
+/// Locks the journal and reads it. **Blocks** for as long as the file system does.
 ///
 /// # Errors
-/// `NotSupported` where a record is of a later version: who went on without it would
-/// give its device to another volume, and leave it at the end. Nothing is touched then.
+/// `NotSupported` if a record is of a later version: without that record the process could
+/// give its device to another volume, and would never detach it. Nothing is touched then.
 pub(super) fn open(directory: &Path) -> Result<Found> {
     let lock = hold(directory)?;
     let mut found = Found {
@@ -79,7 +77,7 @@ pub(super) fn open(directory: &Path) -> Result<Found> {
     Ok(found)
 }
 
-/// Whether a name is that of a file which never was a record.
+/// Whether the name is one that the journal gives to a file other than a record.
 fn is_beside_records(name: &str) -> bool {
     let unfinished = name.strip_suffix(BEING_WRITTEN);
     let is_unfinished = unfinished.is_some_and(|of| of.ends_with(RECORD) || of == FAILING);
@@ -91,7 +89,7 @@ pub(super) fn is_set_aside(name: &str) -> bool {
     number.is_some_and(|(_, number)| number.parse::<u64>().is_ok())
 }
 
-/// Reads what is there and touches nothing. **Blocks** as [`open`].
+/// Reads the journal and changes nothing. **Blocks** as [`open`] does.
 pub(super) fn look(directory: &Path) -> Result<JournalView> {
     let mut view = JournalView::default();
     if !directory.exists() {
@@ -139,8 +137,8 @@ fn refuse_others(directory: &Path, names: &[std::ffi::OsString]) -> Result<()> {
 }
 
 /// # Errors
-/// `InvalidInput` where the directory holds something and is no journal: what
-/// is in it would be set aside; `InUse` where another has it.
+/// `InvalidInput` if the directory holds something and is no journal, since its files would
+/// be set aside; `InUse` if another process holds the journal.
 fn hold(directory: &Path) -> Result<Flock<File>> {
     let failed =
         |error: &std::io::Error| Error::io("cannot make the journal's directory", directory, error);
@@ -160,13 +158,13 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
     let path = directory.join(LOCK);
     refuse_others(directory, &names(directory)?)?;
     let failed = |error: &std::io::Error| Error::io("cannot lock the journal", &path, error);
-    // Where the file was removed before it was locked, another makes the next one.
+    // If the file is removed before it is locked, the next try creates another.
     for _ in 0..TRIES {
         let file = lock_file::open(&path).map_err(|error| failed(&error))?;
         let locked = lock_file::lock(&path, file, FlockArg::LockExclusiveNonblock);
         match locked.map_err(|error| failed(&error))? {
             Locked::Ours(mut file) => {
-                // For the error of who comes next; the lock itself is the flock.
+                // The id is for the error of the next process; the lock itself is the flock.
                 let _ = file
                     .set_len(0)
                     .and_then(|()| file.rewind())
@@ -191,7 +189,7 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
     Err(Error::new(ErrorKind::InUse, message).with_path(path))
 }
 
-/// The names in the directory, sorted, also those that are no text.
+/// The names in the directory, sorted, also those that are not UTF-8.
 fn names(directory: &Path) -> Result<Vec<std::ffi::OsString>> {
     let failed = |error: &std::io::Error| Error::io("cannot list the journal", directory, error);
     let entries = fs::read_dir(directory).map_err(|error| failed(&error))?;
@@ -204,8 +202,8 @@ fn names(directory: &Path) -> Result<Vec<std::ffi::OsString>> {
 }
 
 impl Found {
-    /// Clears away what a writer that died has left beside the records, and reports what
-    /// was set aside.
+    /// Removes a file that a dead writer left beside the records, and reports one that was
+    /// set aside.
     fn see_to(&mut self, directory: &Path, name: &std::ffi::OsStr) {
         let (path, text) = (directory.join(name), name.to_string_lossy());
         if is_set_aside(&text) {
@@ -215,12 +213,12 @@ impl Found {
             return;
         }
         if text.starts_with(FAILING) {
-            // Its writer is gone, and it counts for nothing.
+            // Its writer is gone, so the file no longer counts.
             let _ = fs::remove_file(&path);
             return;
         }
-        // Its writer died before the rename, so it was never the record, and
-        // nobody was told that it is. Where it stays, the next replaces it.
+        // Its writer died before the rename, so the file was never the record, and no caller
+        // was told that it is. If it stays, the next write replaces it.
         point!(JournalToDropUnfinished);
         let _ = fs::remove_file(&path);
         point!(JournalUnfinishedDropped);
@@ -258,7 +256,7 @@ fn set_aside_earlier() -> Fault {
     Fault::new(FaultKind::SetAsideEarlier, "it was set aside earlier")
 }
 
-/// A copy under another name is not that volume's record.
+/// Refuses a record under a name that is not its volume's, such as a copy.
 fn belongs(record: Record, name: &str) -> Result<Record, Fault> {
     if name_of(&record.volume) == name {
         return Ok(record);

@@ -1,4 +1,4 @@
-//! What is written down of one volume.
+//! The journal's record of one volume.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -22,18 +22,17 @@ use crate::nbd::TlsInfo;
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Record {
-    /// The caller's name of it.
+    /// The caller's name of the volume.
     pub volume: VolumeId,
     /// How it is attached: all that a repeated attach needs.
     pub spec: VolumeSpec,
-    /// What was about to be done. It stays until the outcome is written, so
-    /// where there is one the process died in the middle, or the call timed
-    /// out.
+    /// What was about to be done. It stays until the outcome is written: a record with an
+    /// intent means that the call still runs, that it timed out, or that its process died.
     pub intent: Option<Intent>,
-    /// What the last attach read back; `None` where none has come to its end.
+    /// What the last attach read back; `None` if no attach has finished.
     pub outcome: Option<Outcome>,
-    /// The boot of the machine in which this was begun: an address as `scsi:2:0:0:1`
-    /// means another device after the next. Records of earlier versions lack it.
+    /// The machine's boot in which this was begun: after another boot an address such as
+    /// `scsi:2:0:0:1` may mean another device. Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<String>,
     /// What its detach has proven. Such a record says that nothing of the volume is left on
@@ -53,11 +52,11 @@ pub struct Detached {
     /// As [`Detachment::not_looked_at`](crate::Detachment::not_looked_at).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_looked_at: Vec<NotLookedAt>,
-    /// When, by the machine's clock, in UTC.
+    /// When it was proven, by the machine's clock, in UTC.
     pub at: String,
 }
 
-/// How a volume is attached, without what was asked of a single call.
+/// How a volume is attached, without the options of a single call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -66,25 +65,25 @@ pub struct VolumeSpec {
     pub sources: Vec<Source>,
     /// The name that the unit must have.
     pub expect: Option<Wwid>,
-    /// How many paths must lead to it.
+    /// The least number of paths that must lead to it.
     pub min_paths: usize,
-    /// Whether it is used through a map.
+    /// Whether it is used through a multipath map.
     pub multipath: Multipath,
-    /// How an NBD source is attached; `None` of other sources.
+    /// How an NBD source is attached; `None` for other sources.
     pub nbd: Option<NbdSpec>,
-    /// How an iSCSI source is logged in; `None` where it is not.
+    /// How the engine logs in to an iSCSI source; `None` if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_in: Option<LogInSpec>,
 }
 
-/// How an iSCSI source is logged in. The secret itself is never written down.
+/// How the engine logs in to an iSCSI source. The secret itself is never written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct LogInSpec {
-    /// Who logs in.
+    /// The name with which it logs in.
     pub initiator: Iqn,
-    /// Where the secrets of CHAP are.
+    /// Where the CHAP secrets are.
     pub credentials: Option<CredentialsSource>,
     /// See [`SessionOptions::digests`].
     pub header_digest: bool,
@@ -113,11 +112,11 @@ pub struct LogInSpec {
 pub struct NbdSpec {
     /// The id by which the device is found again.
     pub backend: BackendId,
-    /// The device, where the caller named one.
+    /// The index of the device, if the caller named one.
     pub index: Option<NbdIndex>,
-    /// How many connections.
+    /// The number of connections.
     pub connections: NonZeroU16,
-    /// Whether the kernel is to refuse writes.
+    /// Whether the kernel refuses writes.
     pub read_only: bool,
     /// See [`NbdOptions::block_size`]. Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -136,27 +135,27 @@ pub struct NbdSpec {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Intent {
-    /// What.
+    /// The operation.
     pub operation: Operation,
-    /// When, by the machine's clock, in UTC: for people.
+    /// When it began, by the machine's clock, in UTC: for people.
     pub begun_at: String,
 }
 
-/// What is done to a volume.
+/// An operation on a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Operation {
-    /// It is attached.
+    /// An attach.
     Attach,
-    /// It is detached.
+    /// A detach.
     Detach {
-        /// Also where it cannot be written back.
+        /// Whether the detach goes on if the volume cannot be written back.
         abandon_unwritten: bool,
     },
-    /// The size that the array, or the NBD server, gave it is taken in.
+    /// A resize: the kernel takes over the size that the array or the NBD server reports.
     Resize {
-        /// The bytes that it must have at least.
+        /// The least size in bytes that the volume must have.
         at_least: Option<u64>,
     },
 }
@@ -166,22 +165,22 @@ pub enum Operation {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The device that was handed out.
+    /// The node of the device that was handed out.
     pub node: PathBuf,
-    /// Its number.
+    /// Its device number.
     pub devno: DevNo,
-    /// Its life's serial number (Linux 5.15).
+    /// Its disk sequence number (Linux 5.15).
     pub diskseq: Option<DiskSeq>,
     /// Its size in bytes.
     pub size: u64,
-    /// The names of the SCSI unit, the strongest first; none of NBD.
+    /// The names of the SCSI unit, the strongest first; empty for NBD.
     pub names: Vec<Wwid>,
-    /// The name of the multipath map, where the device is one.
+    /// The name of the multipath map, if the device is one.
     pub map: Option<String>,
     /// The index of the NBD device.
     pub nbd_index: Option<NbdIndex>,
-    /// What named the content of the NBD volume when it was read last: by an attach, or by
-    /// udev since. None where it was blank, `None` where that is not known, as of records of
+    /// The names of the NBD volume's content, as an attach, or udev since then, last read
+    /// them. Empty if the volume was blank; `None` if they are not known, as in records of
     /// earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<ContentName>>,
@@ -189,13 +188,13 @@ pub struct Outcome {
     /// attach, or by a reconciler's reconnect since. `None` without TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsInfo>,
-    /// When it was read back.
+    /// When it was read back, by the machine's clock, in UTC.
     pub at: String,
 }
 
 impl Record {
-    /// The unit's names, by the word of the outcome, or of the caller, the strongest first:
-    /// earlier versions wrote them in another order.
+    /// The unit's names, from the outcome or else from the caller, the strongest first. They
+    /// are sorted here because earlier versions wrote them in another order.
     pub(in crate::engine) fn names(&self) -> Vec<Wwid> {
         let read_back = self.outcome.iter().flat_map(|outcome| &outcome.names);
         let mut names: Vec<Wwid> = read_back.cloned().collect();
@@ -208,7 +207,7 @@ impl Record {
 }
 
 impl VolumeSpec {
-    /// What `request` asks for. CHAP secrets that it holds itself are no part of it.
+    /// What `request` asks for, without the CHAP secrets that the request itself may hold.
     #[must_use]
     pub fn of(request: &AttachRequest) -> Self {
         let options = &request.nbd;
@@ -250,11 +249,10 @@ impl VolumeSpec {
         }
     }
 
-    /// The request that it was made of, without its observer.
+    /// The request from which it was made, without its observer.
     ///
     /// # Errors
-    /// `InvalidInput` where it has no source, which no record has that was
-    /// written here.
+    /// `InvalidInput` if it has no source. Every record that this library wrote has one.
     pub fn request(&self) -> Result<AttachRequest> {
         let mut sources = self.sources.iter().cloned();
         let Some(source) = sources.next() else {
@@ -271,7 +269,7 @@ impl VolumeSpec {
         Ok(request)
     }
 
-    /// The options of an NBD source; the defaults of another.
+    /// The options of an NBD source; the defaults for another source.
     pub(in crate::engine) fn nbd_options(&self) -> NbdOptions {
         let mut options = NbdOptions::default();
         let Some(spec) = &self.nbd else {
@@ -290,7 +288,7 @@ impl VolumeSpec {
 }
 
 impl VolumeSpec {
-    /// Where the secrets are that the target of a session of this volume's is proven.
+    /// Where the CHAP secrets of a session of this volume are.
     pub(crate) fn credentials_of(&self, session: &SessionName) -> Option<&CredentialsSource> {
         let is_of = |source: &Source| match source {
             Source::Iscsi(uri) => {
@@ -320,9 +318,8 @@ impl LogInSpec {
 
 impl AttachRequest {
     /// # Errors
-    /// `InvalidInput` where it has what a journal cannot write down for the next
-    /// process: a CHAP secret, or a path from where this one is; and where no session
-    /// can be made as it says.
+    /// `InvalidInput` if it has what a journal cannot store for the next process (a CHAP
+    /// secret, or a relative path to one), or if its session options are not valid.
     pub(crate) fn require_repeatable(&self) -> Result<()> {
         if let Some(options) = &self.log_in {
             options.require_valid()?;
@@ -355,7 +352,7 @@ impl Detached {
 }
 
 impl Intent {
-    /// It begins now.
+    /// An intent that begins now.
     pub(in crate::engine) fn now(operation: Operation) -> Self {
         Self {
             operation,
@@ -365,8 +362,8 @@ impl Intent {
 }
 
 impl Outcome {
-    /// The outcome of an attach of a volume whose last outcome is `last`. Where the device
-    /// is the same, the TLS of connections that another process made stays known.
+    /// The outcome of an attach of a volume whose last outcome is `last`. If the device is
+    /// the same, the TLS of connections that another process made stays known.
     pub(in crate::engine) fn after(attachment: &Attachment, last: Option<&Self>) -> Self {
         let mut new = Self::of(attachment);
         if let Some(last) = last

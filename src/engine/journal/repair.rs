@@ -15,13 +15,12 @@ use crate::kernel::worker;
 
 impl Journal {
     /// Removes the record of a volume, also of one that was [detached](Self::detached), and
-    /// returns it. No device is touched: where the
-    /// volume is attached it stays so, and belongs to no volume of this journal any more.
+    /// returns it. It touches no device: an attached device stays, and then belongs to no
+    /// volume of this journal.
     ///
     /// # Errors
-    /// `NotFound` where the journal has no such volume. `TimedOut` at stage `lock` where
-    /// another thread works on it, and at stage `journal`, where the record may still go.
-    /// `Io`.
+    /// `NotFound` if the journal has no such volume. `TimedOut` at stage `lock` if another
+    /// thread works on it, and at stage `journal`, and then the record may still go. `Io`.
     pub fn forget(&self, volume: &VolumeId, deadline: Deadline) -> Result<Record> {
         let guard = self.guard(volume, None, deadline)?;
         let record = guard.record().or_else(|| guard.detached().cloned());
@@ -46,13 +45,13 @@ impl Journal {
         })
     }
 
-    /// Takes a file that was set aside in again, as the record of its volume.
+    /// Makes a file that was set aside the record of its volume again.
     ///
     /// # Errors
-    /// `InvalidInput` where it is no file that was set aside, or is no record, with what
-    /// is wrong with it; `InUse` where the journal has another record of the volume: detach
-    /// or forget that one first; `NotSupported` where a later version wrote it; `NotFound`;
-    /// `Io`; `TimedOut` at stage `journal`, and then it may still be taken in.
+    /// `InvalidInput` if it is no file that was set aside, or is not a record, with what is
+    /// wrong with it; `InUse` if the journal has another record of the volume: detach or
+    /// forget that one first; `NotSupported` if a later version wrote it; `NotFound`; `Io`;
+    /// `TimedOut` at stage `journal`, and then it may still become the record.
     pub fn restore(&self, name: &OsStr, deadline: Deadline) -> Result<Record> {
         let (directory, name) = self.set_aside_file(name)?;
         let aside = directory.join(&name);

@@ -1,4 +1,4 @@
-//! A journal as somebody sees it who does not hold it.
+//! A journal as a process reads it without holding it.
 
 use super::conflict::Reservation;
 use super::failing::Failing;
@@ -7,26 +7,25 @@ use super::record::Record;
 use crate::id::{Hctl, VolumeId};
 use crate::scsi::Identity;
 
-/// What a journal held at one look. Each record is whole; while its holder works,
-/// two of them may be of two moments.
+/// What a journal held when it was read. Each record is whole; while the journal's holder
+/// works, two records may be from two moments.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct JournalView {
     /// Its records, by volume.
     pub records: Vec<Record>,
-    /// Those of volumes whose detach is proven, by volume: see
+    /// The records of volumes whose detach is proven, by volume: see
     /// [`Journal::detached`](super::Journal::detached).
     pub detached: Vec<Record>,
-    /// Files that are no records. None was touched.
+    /// Files that are not records. None was touched.
     pub problems: Vec<Problem>,
-    /// The volumes that its holder fails to bring to what is wanted, and when it
-    /// tries each again, by the word of a `reconcile::Reconciler`
-    /// that runs; empty where none does.
+    /// The volumes whose steps fail, and when each is tried again, as the running
+    /// `reconcile::Reconciler` of the journal's holder reports; empty if none runs.
     pub failing: Vec<Failing>,
 }
 
 impl JournalView {
-    /// The volume that a unit is, or that is meant to be at its address.
+    /// The volume to which a unit belongs, or which is meant to be at its address.
     pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
         Reservation::owner(self.records.iter().map(Reservation::of), identity, hctl)
     }

@@ -1,4 +1,4 @@
-//! NBD devices whose server went away and came back.
+//! Heals NBD devices whose server went away and came back.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,32 +16,30 @@ use crate::kernel::pool;
 use crate::nbd::{DeadLinks, LinkNotice, LinkWatch, NbdDevice, NewTimeouts};
 
 impl Engine {
-    /// Looks at every NBD device that was attached by its URI, by this process
-    /// or by one before it, and heals those whose server went away and is back: the
-    /// export is compared, and the kernel is given a new connection for each that is
-    /// dead, each once. Connections that live stay. The socket itself shows that the
-    /// kernel took it, and a read that the device serves. Servers are dialled again
-    /// until `deadline`, with growing pauses: 64 at once, and where there are more
-    /// devices, each for two seconds after the other.
+    /// Looks at every NBD device that was attached by its URI, by this process or an earlier
+    /// one, and heals those whose server went away and is back. It compares the export, and
+    /// gives the kernel one new connection for each dead one. Live connections stay. The
+    /// socket itself shows that the kernel took it, and a read shows that the device serves
+    /// I/O. Servers are dialled again until `deadline`, with growing pauses: 64 at once, and
+    /// if there are more devices, each in turns of two seconds.
     ///
     /// A device that serves I/O over its other connections is read: a server that serves other
     /// first bytes on a new connection is refused, and the device is
     /// [`Degraded`](HealOutcome::Degraded) with `IdentityMismatch`.
     ///
-    /// Of a device with several connections that another process has made nobody here sees
-    /// which are dead: one connection is dialled and offered, and closed if none is.
+    /// If another process made the connections of a device, this process does not see which
+    /// of several are dead: it dials and offers one, and closes it if none is dead.
     ///
-    /// A server that hangs without an end of its connection is left to the kernel, which
-    /// takes the connection for dead when a request has timed out
-    /// ([`NbdOptions::io_timeout`]). A device that was disconnected and is still open is
-    /// not healed: `Failed` with `Vanished`.
+    /// A server that hangs without ending its connection is left to the kernel, which takes
+    /// the connection for dead when a request has timed out ([`NbdOptions::io_timeout`]). A
+    /// device that was disconnected and is still open is not healed: `Failed` with `Vanished`.
     ///
-    /// A process that starts does this once: devices outlive it. Devices of
-    /// other backend ids are not touched; see [`heal_source`](Self::heal_source)
-    /// for ids that the caller gave. Linux 5.14, for backend ids.
+    /// A process does this once when it starts, because devices outlive processes. Devices
+    /// with other backend ids are not touched; [`heal_source`](Self::heal_source) is for ids
+    /// that the caller gave. Linux 5.14, for backend ids.
     ///
     /// # Errors
-    /// Where sysfs cannot be read; what goes wrong with one device is its
+    /// Where sysfs cannot be read; the failure of one device is its
     /// [`HealOutcome::Failed`].
     pub fn heal(&self, deadline: Deadline) -> Result<Vec<HealReport>> {
         telemetry::measured(Call::Heal, || {
@@ -62,12 +60,11 @@ impl Engine {
         })
     }
 
-    /// Heals the device of one source, attached with these options. Of the timeouts
-    /// it gets those that they say, and keeps the others.
+    /// Heals the device of one source that was attached with these options. The device gets
+    /// the timeouts that the options set, and keeps the others.
     ///
     /// # Errors
-    /// `NotFound` where no device has its backend id; `InvalidInput` where it is
-    /// no NBD source.
+    /// `NotFound` if no device has its backend id; `InvalidInput` if it is no NBD source.
     pub fn heal_source(
         &self,
         source: &Source,
@@ -81,9 +78,8 @@ impl Engine {
         })
     }
 
-    /// The healing of one device in several turns: what one turn has found out,
-    /// and a read that the kernel holds until the device has a server, stay for
-    /// the next.
+    /// Heals one device in several turns: what one turn has found out, and a read that the
+    /// kernel holds until the device has a server, stay for the next turn.
     ///
     /// # Errors
     /// As [`heal_source`](Self::heal_source).
@@ -107,7 +103,7 @@ impl Engine {
         ))
     }
 
-    /// The same of a volume of the journal.
+    /// As [`reconnect_handle`](Self::reconnect_handle), for a volume of the journal.
     ///
     /// # Errors
     /// As [`heal_source`](Self::heal_source).
@@ -123,10 +119,10 @@ impl Engine {
         self.reconnect_handle(source, &spec.nbd_options())
     }
 
-    /// Heals links as they die, until it is dropped.
+    /// Returns a healer, which heals links as they die until it is dropped.
     ///
     /// # Errors
-    /// `Io` where the kernel's multicasts cannot be listened to; `TimedOut`.
+    /// `Io` if this process cannot listen to the kernel's multicasts; `TimedOut`.
     pub fn healer(&self, deadline: Deadline) -> Result<Healer<'_>> {
         let dead_links = DeadLinks::listen(deadline)?;
         Ok(Healer {
@@ -163,13 +159,13 @@ impl Engine {
             let (uri, timeouts) = (link.uri.clone(), link.timeouts);
             return Ok(Some(NbdReconnect::new(device, uri, backend, timeouts)));
         }
-        // Another process has connected it: it keeps what that has said.
+        // Another process has connected it: the device keeps the timeouts of that process.
         let unknown = NewTimeouts::default();
         let uri = backend.as_str().parse::<NbdUri>().ok();
         Ok(uri.map(|uri| NbdReconnect::new(device, uri, backend, unknown)))
     }
 
-    /// Treats all, [as many at once](pool::MAX_THREADS) as the pool has threads. Where there are
+    /// Heals all, [as many at once](pool::MAX_THREADS) as the pool has threads. If there are
     /// more, those whose last turn is longest ago come first, and none has a second turn
     /// before all have had one. The result of a device whose turn did not come by
     /// `deadline` is `None`.
@@ -178,7 +174,7 @@ impl Engine {
         reconnects: impl Iterator<Item = &'a mut NbdReconnect>,
         deadline: Deadline,
     ) -> Vec<(&'a mut NbdReconnect, Option<HealReport>)> {
-        /// Longer than a device and a server that work take to answer.
+        /// Longer than a working device and a working server take to answer.
         const TURN: Duration = Duration::from_secs(2);
         let mut reconnects: Vec<&mut NbdReconnect> = reconnects.collect();
         reconnects.sort_by_key(|reconnect| reconnect.last_turn());
@@ -212,13 +208,13 @@ impl Engine {
     }
 }
 
-/// One NBD device under treatment: see [`Engine::reconnect_handle`].
+/// The reconnect of one NBD device: see [`Engine::reconnect_handle`].
 #[derive(Debug)]
 pub struct ReconnectHandle(NbdReconnect);
 
 impl ReconnectHandle {
-    /// Heals it, or says what stands in the way by `deadline`. Its server is
-    /// dialled until then, with growing pauses.
+    /// Heals the device, or reports by `deadline` what prevents it. It dials the server until
+    /// then, with growing pauses.
     pub fn proceed(&mut self, engine: &Engine, deadline: Deadline) -> HealReport {
         let healing = self.0.reconnect(engine, deadline);
         telemetry::heal_report(healing.outcome.as_str());
@@ -226,25 +222,26 @@ impl ReconnectHandle {
     }
 }
 
-/// The kernel may have no memory for its notice of a death.
+/// How often our own ends of the links are checked: the kernel may have no memory for its
+/// notice of a dead link.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// Heals links as they die.
+/// Heals links as they die: see [`Engine::healer`].
 #[derive(Debug)]
 pub struct Healer<'a> {
     engine: &'a Engine,
     deaths: LinkWatch,
-    /// Those to look at, and those whose server is not back.
+    /// The devices to look at, and those whose server is not back.
     disconnected: BTreeMap<NbdIndex, NbdReconnect>,
-    /// When our own ends of the links are looked at next.
+    /// When our own ends of the links are checked next.
     look_at: Instant,
 }
 
 impl Healer<'_> {
-    /// Waits for the next news and returns it: at first of every device, then of those
-    /// of which a connection dies, and again of each that still lacks one, until it has
-    /// all or is detached: with growing pauses of up to 2 s where a server answers and
-    /// refuses, or serves another export. Empty when the deadline passes without any.
+    /// Waits for the next reports and returns them: at first for every device, then for those
+    /// that lose a connection, and again for each that still lacks one, until it has all or
+    /// is detached. If a server answers and refuses, or serves another export, the pauses grow
+    /// up to 2 s. The result is empty if the deadline passes without a report.
     ///
     /// # Errors
     /// Where sysfs cannot be read.
@@ -254,14 +251,13 @@ impl Healer<'_> {
         loop {
             let rests = self.disconnected.values().map(NbdReconnect::next_try);
             let wakes = match rests.min() {
-                // One is to be treated now.
+                // A device is due now.
                 Some(None) => break,
                 Some(Some(until)) => until.min(self.look_at),
                 None => self.look_at,
             };
-            // The kernel may have no memory for its notice, and sends none to
-            // other network namespaces: our own ends of the links are the net
-            // below.
+            // The kernel may have no memory for its notice, and sends none to other network
+            // namespaces: then only our own ends of the links show a death.
             let turn = wakes.saturating_duration_since(Instant::now());
             let turn = deadline.at_most(turn);
             match self.deaths.next(turn) {
@@ -301,7 +297,7 @@ impl Healer<'_> {
     }
 
     fn admit_dead_links(&mut self) -> Result<()> {
-        let links = self.engine.links();
+        let links = self.engine.links.lock();
         let dead: Vec<_> = links
             .iter()
             .filter(|(_, link)| link.state().dead > 0)
@@ -333,7 +329,7 @@ impl Healer<'_> {
         Ok(())
     }
 
-    /// One that is known stays known, unless the device has another id now.
+    /// Adds a device. A known entry stays, unless the device has another id now.
     fn add_device(&mut self, index: NbdIndex, reconnect: NbdReconnect) {
         match self.disconnected.entry(index) {
             Entry::Occupied(mut known) if !known.get().has_id_of(&reconnect) => {

@@ -1,4 +1,4 @@
-//! What became of an NBD device that was looked at.
+//! The outcome of healing an NBD device.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::id::{BackendId, NbdIndex, Source};
 use crate::nbd::Difference;
 
-/// How the healing of one device came out.
+/// The outcome of healing one device.
 #[derive(Debug, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -18,20 +18,20 @@ use crate::nbd::Difference;
 pub enum HealOutcome {
     /// The device answers a read: there is nothing to heal.
     Healthy,
-    /// The kernel took a new connection for each that was dead, and the device answers
-    /// a read. Connections that lived were left as they were. What the server says
-    /// otherwise than before, and does no harm, is listed: an export that has grown,
-    /// for one, whose device keeps its size until it is [resized](crate::Engine::resize).
+    /// The kernel took a new connection for each dead one, and the device answers a read.
+    /// Live connections were left as they were. The list has the harmless differences that
+    /// the server reports now, such as an export that has grown: its device keeps its size
+    /// until it is [resized](crate::Engine::resize).
     ///
-    /// Of a device that another process attached without a request timeout the kernel
-    /// does not show whether it took a connection: one that was offered for a dead one of
-    /// this process is taken for adopted.
+    /// If another process attached the device without a request timeout, the kernel does not
+    /// show whether it took a connection: one that was offered for a dead one of this
+    /// process counts as adopted.
     Adopted(Vec<Difference>),
     /// The device answers a read, but not over all of its connections: some are dead,
     /// and the error says why they were not replaced.
     Degraded(Error),
-    /// The device answers a read late, and no connection of it was dead: the kernel
-    /// did not take the new one, which was closed.
+    /// The device answered a read late, and no connection of it was dead: the kernel did not
+    /// take the new one, which was closed.
     DiscardedByKernel,
     /// The server is back with another export, or with another volume for certain
     /// ([`Difference::Content`]): it was **not** connected, and requests still wait.
@@ -59,24 +59,23 @@ impl HealOutcome {
     }
 }
 
-/// What was found and done about one device.
+/// What a heal found and did for one device.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HealReport {
     /// The device.
     pub index: NbdIndex,
-    /// Where its server is.
+    /// Its source, which names its server.
     pub source: Source,
-    /// The id that the kernel keeps with it.
+    /// The backend id that the kernel stores for it.
     pub backend: BackendId,
-    /// How it came out.
+    /// The outcome.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub outcome: HealOutcome,
-    /// How long requests still wait before they fail with `EIO`, at the least;
-    /// `None` where the device serves I/O, where nobody saw when its link died, or
-    /// where another process has said how long that may be, which the kernel shows
-    /// to nobody. `seconds` when serialised.
+    /// The least time that requests still wait before they fail with `EIO`. `None` if the
+    /// device serves I/O, if this process did not see when its link died, or if another
+    /// process set the timeout, which the kernel does not show. In seconds when serialised.
     #[cfg_attr(
         feature = "serde",
         serde(

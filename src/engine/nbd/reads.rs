@@ -1,9 +1,11 @@
-//! The reads that ask NBD devices whether they serve: one of each device at a time. The
-//! kernel keeps the thread of a read until the device answers, and a device without a
-//! server may answer never.
+//! The reads that test whether NBD devices serve I/O: one of each device at a time. The
+//! kernel holds the thread of a read until the device answers, and a device without a server
+//! may never answer.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
@@ -13,7 +15,7 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker::{self, Pending};
 use crate::nbd::NbdDevice;
 
-/// Which devices are being read.
+/// The devices that are being read.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct NbdReads(Arc<Shared>);
 
@@ -30,26 +32,15 @@ struct UnderWay {
     reads: BTreeMap<NbdIndex, u64>,
 }
 
-impl Shared {
-    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
-        // No code under this lock can leave it half changed.
-        self.under_way
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl NbdReads {
-    /// The right to read a device; `None` where an earlier read has not returned by
-    /// `deadline`.
+    /// The right to read a device; `None` if an earlier read has not returned by `deadline`.
     fn guard(&self, index: NbdIndex, deadline: Deadline) -> Option<ReadGuard> {
-        let mut under_way = self.0.under_way();
+        let mut under_way = self.0.under_way.lock();
         while under_way.reads.contains_key(&index) {
             if deadline.has_passed() {
                 return None;
             }
-            let woken = self.0.ended.wait_timeout(under_way, deadline.max_sleep());
-            under_way = woken.unwrap_or_else(PoisonError::into_inner).0;
+            self.0.ended.wait_for(&mut under_way, deadline.max_sleep());
         }
         let number = under_way.next;
         under_way.next += 1;
@@ -62,8 +53,8 @@ impl NbdReads {
         })
     }
 
-    /// Starts a read of a device, when an earlier one has returned; `None` where that has
-    /// not by `deadline`.
+    /// Starts a read of a device once an earlier one has returned; `None` if that has not
+    /// returned by `deadline`.
     ///
     /// # Errors
     /// Where no thread can be started.
@@ -85,10 +76,10 @@ impl NbdReads {
         worker::start_with_own_fd_table(Stage::Probe, call).map(Some)
     }
 
-    /// The kernel took a new connection of the device. A read that went out over an old
-    /// one waits for its own timeout, and the next has not to wait for it.
+    /// Notes that the kernel took a new connection of the device. A read over an old one waits
+    /// for its own timeout, and the next read need not wait for it.
     pub(in crate::engine) fn has_new_connection(&self, index: NbdIndex) {
-        self.0.under_way().reads.remove(&index);
+        self.0.under_way.lock().reads.remove(&index);
         self.0.ended.notify_all();
     }
 }
@@ -102,7 +93,7 @@ struct ReadGuard {
 
 impl Drop for ReadGuard {
     fn drop(&mut self) {
-        let mut under_way = self.shared.under_way();
+        let mut under_way = self.shared.under_way.lock();
         if under_way.reads.get(&self.index) == Some(&self.number) {
             under_way.reads.remove(&self.index);
         }

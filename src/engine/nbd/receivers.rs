@@ -3,9 +3,9 @@
 //! Each connection has a receiver: a work item that runs until the connection ends
 //! (`drivers/block/nbd.c`, `recv_work`). On a busy machine the rescue thread of the device's
 //! work queue takes several of them and runs one after the other (`kernel/workqueue.c`,
-//! `rescuer_thread`): the next begins when a connection ends. Over its connection requests
-//! go out, and their replies stay in the socket until the requests time out. Linux 7.0
-//! takes one at a time, as does 6.18 since 2026.
+//! `rescuer_thread`): the next begins when a connection ends. Until then requests go out over
+//! the connection of the next, and their replies stay in the socket until the requests time
+//! out. In Linux 7.0, and in 6.18 since 2026, the rescue thread takes one item at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs};
 use crate::nbd::NbdDevice;
 
-/// How long a reply stays in a socket at most where the kernel receives.
+/// The longest time that a reply stays in a socket from which the kernel receives.
 pub(in crate::engine) const UNREAD: Duration = Duration::from_secs(2);
 
-/// Whether the kernel receives.
+/// Whether the kernel receives over each connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Receives {
     OverEach,
@@ -33,7 +33,7 @@ pub(in crate::engine) enum Receives {
 
 impl Receives {
     /// # Errors
-    /// `NotReady` where it does not over each connection.
+    /// `NotReady` if the kernel does not receive over each connection.
     pub(in crate::engine) fn require(self, device: &NbdDevice) -> Result<()> {
         match self {
             Self::OverEach => Ok(()),
@@ -51,12 +51,12 @@ impl Receives {
 }
 
 /// Reads a block over each connection, past the page cache. The kernel chooses the
-/// connection by the processor that a request comes from, so this does not read over one that
-/// no processor of this process has. `unread_for` returns how long a reply has stayed unread
-/// in a socket.
+/// connection by the processor from which a request comes, so this does not read over a
+/// connection of which this process may use no processor. `unread_for` returns how long a
+/// reply has stayed unread in a socket.
 ///
 /// # Errors
-/// `TimedOut` where a read has not returned by `deadline`.
+/// `TimedOut` if a read has not returned by `deadline`.
 pub(in crate::engine) fn look(
     reads: &NbdReads,
     device: &NbdDevice,
@@ -70,7 +70,7 @@ pub(in crate::engine) fn look(
         let (queues, is_awaited) = (queues.clone(), Arc::downgrade(&is_awaited));
         let read = move |disk: &BlockDevice, roots: &Roots| {
             for processors in queues {
-                // Nobody waits any more, and the device may be another one by now.
+                // The caller no longer waits, and the device may be another one by now.
                 if is_awaited.strong_count() == 0 {
                     break;
                 }
@@ -103,7 +103,7 @@ pub(in crate::engine) fn look(
     }
 }
 
-/// The processors of each of the device's hardware queues, of which each connection has one.
+/// The processors of each hardware queue of the device. Each connection has one queue.
 fn queues(device: &NbdDevice) -> Result<Vec<Vec<usize>>> {
     let queues = device.disk().dir().join("mq");
     let of_queue = |name: String| {
@@ -116,7 +116,7 @@ fn queues(device: &NbdDevice) -> Result<Vec<Vec<usize>>> {
     Ok(sysfs::names(&queues)?.into_iter().map(of_queue).collect())
 }
 
-/// Runs `call` on these processors; `None` where this thread may use none of them.
+/// Runs `call` on these processors; `None` if this thread may use none of them.
 fn on_one_of<T>(processors: &[usize], call: impl FnOnce() -> T) -> Option<T> {
     let this_thread = Pid::from_raw(0);
     let allowed = sched_getaffinity(this_thread).ok()?;

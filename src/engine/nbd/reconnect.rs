@@ -1,4 +1,4 @@
-//! The healing of one NBD device.
+//! Heals one NBD device.
 
 mod content;
 mod receivers;
@@ -26,27 +26,28 @@ pub(in crate::engine) struct NbdReconnect {
     device: NbdDevice,
     uri: NbdUri,
     backend: BackendId,
-    /// What it is to have, and has where it was attached here.
+    /// The timeouts that the device gets; it has them already if this process attached it.
     timeouts: NewTimeouts,
     rule: ContentRule,
-    /// A connection that was proven already, to be offered first.
+    /// A connection that is proven already, and is offered first.
     proven: Option<Server>,
-    /// A read that is under way: on a dead link it waits for the next, and its
-    /// return is the proof that there is one.
+    /// A read that is under way. On a dead link it waits for a new one, and its return proves
+    /// that there is one.
     probe: Option<Pending<()>>,
-    /// Every connection of ours had ended when that read began: what answers it is
-    /// another's.
+    /// Every connection of ours had ended when that read began, so a connection of another
+    /// process answers it.
     own_link_had_ended: bool,
-    /// What the kernel took connections of, until it is told.
+    /// What the server of the connections that the kernel took reports otherwise, until the
+    /// caller gets it.
     adopted: Option<Vec<Difference>>,
     /// The kernel did not take the connection that it was offered last.
     no_slot_is_dead: bool,
     died: Option<Instant>,
-    /// Requests fail already, so nothing that waits can be lost any more.
+    /// Requests fail already, so no waiting request can be lost any more.
     spent: bool,
     pauses: Backoff,
     dials: u32,
-    /// It is not treated before.
+    /// No attempt is made before this time.
     next_try: Option<Instant>,
     last_turn: Option<Instant>,
 }
@@ -78,13 +79,13 @@ impl NbdReconnect {
         }
     }
 
-    /// What its content is to be.
+    /// Sets what its content must be.
     pub(super) fn with_content(mut self, rule: ContentRule) -> Self {
         self.rule = rule;
         self
     }
 
-    /// A connection that is known to lead to its volume is offered first.
+    /// Sets a connection that is offered first, and is known to lead to the device's volume.
     pub(in crate::engine) fn with_proven(
         mut self,
         connection: Connection,
@@ -99,27 +100,27 @@ impl NbdReconnect {
         self.device.index()
     }
 
-    /// Leaves it alone for a moment: it failed at once, and would again.
+    /// Delays the next attempt: the last one failed at once, and the next would too.
     pub(in crate::engine) fn back_off(&mut self) {
         self.next_try = Some(Instant::now() + jittered(self.pauses.pause()));
     }
 
-    /// Until when it is left alone.
+    /// When the next attempt may begin; `None` if it may begin now.
     pub(super) fn next_try(&self) -> Option<Instant> {
         self.next_try.filter(|until| *until > Instant::now())
     }
 
-    /// When it was treated last.
+    /// When the last attempt began.
     pub(in crate::engine) fn last_turn(&self) -> Option<Instant> {
         self.last_turn
     }
 
-    /// The kernel said that a link of it has died.
+    /// Notes that a link of it has died.
     pub(super) fn link_died(&mut self) {
         self.died.get_or_insert_with(Instant::now);
     }
 
-    /// Heals it, or says what stands in the way, by `deadline`.
+    /// Heals the device, or reports by `deadline` what prevents it.
     #[tracing::instrument(skip_all, fields(index = %self.index(), uri = %self.uri))]
     pub(in crate::engine) fn reconnect(
         &mut self,
@@ -143,7 +144,7 @@ impl NbdReconnect {
         self.backend == other.backend
     }
 
-    /// What is to be told of it.
+    /// The report with this outcome.
     pub(in crate::engine) fn report(&self, outcome: HealOutcome) -> HealReport {
         let budget = self.died.zip(self.timeouts.dead_connection);
         HealReport {
@@ -157,7 +158,7 @@ impl NbdReconnect {
     }
 
     fn try_reconnect(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
-        /// Longer than a server that works takes for one block.
+        /// Longer than a working server takes for one block.
         const PATIENCE: Duration = Duration::from_secs(1);
         self.no_slot_is_dead = false;
         let state = self.link_state(engine)?;
@@ -218,7 +219,7 @@ impl NbdReconnect {
                 unseen = self.offer(engine, server, deadline)?;
             }
             if self.link_state(engine)?.live > 0 {
-                // The read that waits may need no more than the first.
+                // The waiting read may need only one connection, so a failure is ignored.
                 self.fill(engine, deadline)?;
             }
             let turn = deadline.at_most(pauses.pause());
@@ -245,10 +246,10 @@ impl NbdReconnect {
         self.restore(engine, deadline)
     }
 
-    /// A device that was disconnected while somebody has it open stays configured until
-    /// the last close, and the kernel takes no connection for it any more
-    /// (`drivers/block/nbd.c`, `nbd_disconnect_and_put`; older ones than 6.14, and those
-    /// of a stable series without that fix, would).
+    /// Refuses a device that was disconnected while a process has it open. It stays
+    /// configured until the last close, and the kernel takes no more connections for it
+    /// (`drivers/block/nbd.c`, `nbd_disconnect_and_put`). Kernels before 6.14, and stable
+    /// kernels without that fix, would take them.
     fn require_configured(&self, engine: &Engine, deadline: Deadline) -> Result<()> {
         let asked = Reconfigure::new(self.index(), NewTimeouts::default())
             .backend(self.backend.clone())
@@ -278,7 +279,7 @@ impl NbdReconnect {
                 deadline,
                 BlockDevice::read_first_block,
             )?;
-            // That of another caller waits as this one would.
+            // The read of another caller waits as this one would.
             let Some(begun) = begun else {
                 return Ok(ProbeResult::Waits);
             };
@@ -298,8 +299,8 @@ impl NbdReconnect {
         }
     }
 
-    /// Dials until a server answers, the old link comes back, or the kernel's
-    /// patience ends.
+    /// Dials until a server answers, the old link comes back, or the kernel lets requests
+    /// fail.
     fn dial(&mut self, engine: &Engine, deadline: Deadline) -> Result<Dialled> {
         if let Some(server) = self.proven.take() {
             return Ok(Dialled::Server(server));
@@ -324,7 +325,7 @@ impl NbdReconnect {
                 return Err(failure);
             }
             if deadline.has_passed() {
-                // A try that the deadline cut short says less than one before.
+                // An attempt that the deadline cut short tells less than the one before.
                 let cut_short = failure.kind().is_timeout_or_cancel();
                 return Err(last.filter(|_| cut_short).unwrap_or(failure));
             }
@@ -332,7 +333,7 @@ impl NbdReconnect {
             let pause = jittered(self.pauses.pause());
             let turn = deadline.at_most(pause);
             if self.spent {
-                // Reads fail at once: only the server is worth waiting for.
+                // Reads fail at once, so only a server is worth waiting for.
                 self.pause(engine, turn);
                 self.still_there()?;
                 continue;
@@ -351,13 +352,13 @@ impl NbdReconnect {
         }
     }
 
-    /// Lets time pass in which the device may go away.
+    /// Waits until `deadline`. The device may go away meanwhile.
     fn pause(&self, engine: &Engine, deadline: Deadline) {
         let mut watch = engine.hub().watch(&self.index().name());
         while watch.next(deadline).is_some() {}
     }
 
-    /// The device is connected, and with its own id: not detached meanwhile.
+    /// Checks that the device is still connected under its own id.
     fn still_there(&self) -> Result<()> {
         let there = self.device.pid()?.is_some()
             && self.device.backend()?.as_deref() == Some(self.backend.as_str());
@@ -373,14 +374,14 @@ impl NbdReconnect {
     }
 }
 
-/// What became of the read.
+/// The result of the read.
 enum ProbeResult {
     Answers,
     Waits,
     Fails,
 }
 
-/// What the dialling came to.
+/// The result of dialling.
 enum Dialled {
     Server(Server),
     NotNeeded(HealOutcome),

@@ -1,10 +1,10 @@
-//! Whether a new connection leads to the volume that a device has: the device is read over
-//! the connections that it has, and the volume over the new one.
+//! Checks whether a new connection leads to the device's volume: it reads the device over
+//! the connections that the device has, and the volume over the new one.
 //!
-//! Nothing may be written to prove it, and others may write meanwhile. So the device is read
-//! before and after: bytes that did not change meanwhile are served by each connection to
-//! the volume. A server that lets several connections be used shares one cache among them
-//! (`proto.md`, `NBD_FLAG_CAN_MULTI_CONN`). Of other servers the names of the content decide.
+//! The check may not write, and other processes may write meanwhile. So it reads the device
+//! before and after: each connection to the volume serves the bytes that did not change
+//! meanwhile. A server that allows several connections shares one cache among them
+//! (`proto.md`, `NBD_FLAG_CAN_MULTI_CONN`). For other servers the names of the content decide.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::id::{ContentName, NbdIndex};
 use crate::kernel::blockdev::BlockDevice;
 use crate::nbd::{self, Connection, NbdDevice, is_other_content, spelt_content};
 
-/// What two reads of a device and one of a new connection between them come to.
+/// The verdict from two reads of a device and one of a new connection between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Same,
@@ -41,19 +41,19 @@ fn judge(before: &[u8], new: &[u8], after: &[u8], shares_cache: bool) -> Verdict
     }
 }
 
-/// Where bytes that both have are not the same.
+/// The first position at which the bytes that both have differ.
 fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
     one.iter().zip(other).position(|(one, other)| one != other)
 }
 
 impl Engine {
-    /// Compares the volume that a new connection leads to with that of a device that serves
+    /// Compares the volume to which a new connection leads with that of a device that serves
     /// I/O, and returns the names of its content.
     ///
     /// # Errors
-    /// `IdentityMismatch` at stage `identify` where it is another; `NotReady` where either
-    /// read fails, or where the device is written to all the time and has no name;
-    /// `TimedOut` where the device does not answer.
+    /// `IdentityMismatch` at stage `identify` if it is another volume; `NotReady` if either
+    /// read fails, or if the device is written to all the time and has no name; `TimedOut` if
+    /// the device does not answer.
     pub(in crate::engine) fn require_same_volume(
         &self,
         device: &NbdDevice,
@@ -134,7 +134,7 @@ fn always_written(index: NbdIndex) -> Error {
 mod tests {
     use super::*;
 
-    /// The first bytes of an ext4 file system with this UUID, which was mounted so often.
+    /// The first bytes of an ext4 file system with this UUID and this count of mounts.
     fn ext4(uuid: u8, mounts: u8) -> Vec<u8> {
         let mut bytes = vec![0; 4096];
         bytes[1080..1082].copy_from_slice(&[0x53, 0xef]);
@@ -152,12 +152,12 @@ mod tests {
             // Written once, before or after the new connection was read.
             assert_eq!(judge(&one, &one, &again, shares_cache), Verdict::Same);
             assert_eq!(judge(&one, &again, &again, shares_cache), Verdict::Same);
-            // Both are without a name.
+            // Neither has a name.
             let (two, three) = ([2; 4096], [3; 4096]);
             assert_eq!(judge(&two, &three, &two, shares_cache), Verdict::Other);
         }
-        // A copy of an image has its names. What one connection has written may be in the
-        // cache of that connection alone.
+        // A copy of an image has the image's names. What one connection has written may be in
+        // the cache of that connection alone.
         assert_eq!(judge(&one, &again, &one, true), Verdict::Other);
         assert_eq!(judge(&one, &again, &one, false), Verdict::Same);
     }

@@ -1,4 +1,4 @@
-//! What becomes of a phantom.
+//! The outcome for a stale LUN.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::id::{Hctl, VolumeId};
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{Identity, ScsiDevice};
 
-/// How long another process may take with the address: the other phantoms of the
-/// host wait for it.
+/// How long another process may hold the address: the other stale LUNs of the host wait
+/// meanwhile.
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
-/// What became of a phantom, or would.
+/// What became of a stale LUN, or in a dry run what would.
 #[derive(Debug, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -27,12 +27,12 @@ const LOCK_LIMIT: Duration = Duration::from_secs(10);
 )]
 #[non_exhaustive]
 pub enum ReapOutcome {
-    /// sysfs shows it no more, and udev has handled that.
+    /// sysfs no longer shows it, and udev has handled its removal.
     Reaped,
-    /// A dry run: nobody is seen to use it. Whether somebody has claimed it, only
-    /// the claim of a reap can prove.
+    /// In a dry run: no user of it was seen. Only the claim of a reap can prove that no
+    /// process has claimed it.
     Reapable,
-    /// It stands, for this reason: `InUse` names the users.
+    /// It is still there, for this reason: `InUse` names the users.
     Skipped(Error),
 }
 
@@ -43,14 +43,14 @@ impl ReapOutcome {
     }
 }
 
-/// It is a volume of the journal.
+/// The outcome for a device of a journal's volume.
 pub(in crate::engine) fn left_to(volume: &VolumeId) -> ReapOutcome {
     let message = format!("it belongs to volume {volume}: detach that volume");
     ReapOutcome::Skipped(Error::new(ErrorKind::InUse, message).at(Stage::Claim))
 }
 
 impl Engine {
-    /// What would become of it.
+    /// The outcome of a dry run.
     pub(in crate::engine) fn foresee(&self, disk: &BlockDevice, deadline: Deadline) -> ReapOutcome {
         match self.refuse_users(disk, deadline) {
             Ok(()) => ReapOutcome::Reapable,
@@ -59,8 +59,8 @@ impl Engine {
     }
 
     /// # Errors
-    /// `InUse`, naming all that are seen: a refused claim would name some of them.
-    /// `NotPermitted` where some cannot be seen.
+    /// `InUse`, naming all users that are seen: a refused claim would name only some of
+    /// them. `NotPermitted` if some cannot be seen.
     fn refuse_users(&self, disk: &BlockDevice, deadline: Deadline) -> Result<()> {
         let users = self.users_of(disk, Extent::All, deadline)?;
         users.refuse_busy(self.roots(), disk, Act::TakeUnflushed)?;
@@ -100,7 +100,7 @@ impl Engine {
         let limit = deadline.at_most(LOCK_LIMIT.min(deadline.remaining() / 4));
         let _address = self.lock_addresses(BTreeSet::from([hctl]), limit)?;
         let _unit = self.lock_unit(&proof.was.names, limit)?;
-        // An attach that had it meanwhile has written down whose it is.
+        // An attach that held the locks meanwhile has written the volume's record.
         if let Some(volume) = owner(&proof.was, hctl)? {
             let message = format!("it belongs to volume {volume} now");
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Lock));
@@ -109,7 +109,7 @@ impl Engine {
         self.refuse_users(&proof.disk, deadline)?;
         let mut watch = self.hub().watch(&hctl.to_string());
         let claim = self.claim(&proof.disk, false, &mut watch, deadline)?;
-        // The array may have taken it back while it was waited for.
+        // The array may have mapped the unit again during the wait for the locks.
         timer.enter(Stage::Identify);
         match self.check_lun(device, deadline) {
             LunCheck::Stale(_) => {}
@@ -127,5 +127,5 @@ fn no_proof(why: &str) -> Error {
     Error::new(ErrorKind::NotReady, message).at(Stage::Identify)
 }
 
-/// Whose a unit is.
+/// Returns the volume to which a unit belongs.
 pub(super) type Owner<'a> = &'a (dyn Fn(&Identity, Hctl) -> Result<Option<VolumeId>> + Sync);

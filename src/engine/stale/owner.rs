@@ -1,4 +1,4 @@
-//! Whose a unit is, by journals that this process does not hold.
+//! The volume to which a unit belongs, from journals that this process does not hold.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::scsi::Identity;
 
 impl Engine {
     /// # Errors
-    /// `NotReady` where a file of a journal may be a record and cannot be read as one.
+    /// `NotReady` if a file of a journal may be a record and cannot be read as one.
     pub(super) fn require_all_read(
         &self,
         directories: &[PathBuf],
@@ -23,8 +23,8 @@ impl Engine {
         })
     }
 
-    /// The volume that a unit is, or that is meant to be at its address, as the journals
-    /// say it now.
+    /// The volume to which a unit belongs, or which is meant to be at its address, as the
+    /// journals say now.
     pub(super) fn owner_in(
         &self,
         directories: &[PathBuf],
@@ -44,8 +44,8 @@ impl Engine {
 }
 
 /// # Errors
-/// `NotReady` where a file may be a record, and whose it is cannot be said. A file that was
-/// set aside is none any more.
+/// `NotReady` if a file may be the record of an unknown volume. A file that was set aside
+/// is no longer a record.
 fn require_read(directory: &Path, journal: &JournalView) -> Result<()> {
     let is_unknown = |kind: FaultKind| kind != FaultKind::SetAsideEarlier;
     let mut problems = journal.problems.iter();

@@ -174,7 +174,8 @@ impl Engine {
         };
         let mut doubts = Vec::new();
         for device in self
-            .units()
+            .units
+            .lock()
             .candidates(self.roots(), |name| unit.is(name))?
         {
             let identity = match device.cached_identity() {

@@ -1,5 +1,4 @@
-//! The proof that nobody uses a disk and that nobody begins to, and the flush
-//! under it.
+//! The proof that no process uses a disk or begins to, and the flush under that proof.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -18,15 +17,15 @@ use crate::kernel::{Roots, worker};
 use crate::scsi::{self, CallScheduler, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
 
-/// What became of a claim.
+/// The result of a claim.
 #[derive(Debug)]
 pub(in crate::engine) enum Claim {
-    /// The disk is ours alone until the file is closed.
+    /// This process has the disk exclusively until the file is closed.
     Held(Arc<File>),
-    /// The device serves no opens any more (offline, path lost), and nobody
-    /// mounts, stacks on, swaps on or has it open: there is nothing to flush.
+    /// The device can no longer be opened (offline, path lost), and it is not mounted,
+    /// stacked on, swapped on or open: there is nothing to flush.
     Unreachable(String),
-    /// A flush of our own that never returned has it still.
+    /// A flush of our own that never returned still holds the disk.
     Stuck(String),
 }
 
@@ -35,13 +34,13 @@ pub(in crate::engine) enum Claim {
 pub(in crate::engine) struct Claimed {
     pub(in crate::engine) claim: Claim,
     pub(in crate::engine) flush: Flush,
-    /// Where somebody may write to it unseen.
+    /// The places where a process may write to it unseen.
     pub(in crate::engine) not_looked_at: Vec<NotLookedAt>,
 }
 
 impl Engine {
-    /// Claims the disk, makes sure that nobody writes to it beside the claim, and
-    /// writes it back. The claim holds until it is dropped.
+    /// Claims the disk, makes sure that no process writes to it beside the claim, and writes
+    /// it back. The claim holds until it is dropped.
     ///
     /// # Errors
     /// Those of [`claim`](Self::claim) and [`write_back`](Self::write_back).
@@ -69,9 +68,8 @@ impl Engine {
 
     /// Claims the disk exclusively.
     ///
-    /// A claim that is refused while udevd alone has the disk open may be udevd's,
-    /// which rereads a partition table: then udev is waited for and the claim
-    /// tried once more.
+    /// If the kernel refuses it while udevd alone has the disk open, udevd may have claimed
+    /// the disk to reread a partition table: then this waits for udev, and tries once more.
     ///
     /// # Errors
     /// `InUse`, which names the users; `TimedOut` at stage `claim` or `settle`;
@@ -84,8 +82,8 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Claim> {
         let (roots, mode) = (self.roots(), self.hub().mode());
-        // A flush that hangs has the claim, so the kernel refuses another at once;
-        // whoever abandons what it would write goes on from that refusal.
+        // A flush that hangs holds the claim, so the kernel refuses another at once. A caller
+        // that abandons the data needs that refusal, so it does not queue behind the flush.
         let beside_flush =
             |(scheduler, hctl): &(&CallScheduler, Hctl)| scheduler.is_stuck_at(*hctl, Stage::Flush);
         let lane = self.lane_of(disk);
@@ -94,8 +92,8 @@ impl Engine {
             Ok(file) => return Ok(Claim::Held(Arc::new(file))),
             Err(error) => error,
         };
-        // The kernel's own refusal (EBUSY; ENXIO, ENODEV, ENOENT), not a node that is
-        // another's.
+        // Only a refusal of the kernel counts (EBUSY; ENXIO, ENODEV, ENOENT), not a node of
+        // another device.
         let busy = refused.kind() == ErrorKind::InUse;
         if !busy && (refused.kind() != ErrorKind::Vanished || refused.errno().is_none()) {
             return Err(refused);
@@ -116,7 +114,7 @@ impl Engine {
             Err(error) => error,
         };
         let users = self.users_of(disk, Extent::All, deadline)?;
-        // udevd had it open from before it served no opens any more.
+        // udevd had opened it before it could no longer be opened.
         if !busy && users.found.is_empty() {
             return Ok(Claim::Unreachable(refused.to_string()));
         }
@@ -129,10 +127,9 @@ impl Engine {
     /// Writes the disk back under its claim.
     ///
     /// # Errors
-    /// `Io` where a write failed, and then its pages are lost: a second flush
-    /// would succeed and prove nothing. [`Flush::PagesWritten`] is no error here. With
-    /// `abandon` that is no error, nor is
-    /// a flush that takes half of the time.
+    /// `Io` if a write failed, and then its pages are lost: a second flush would succeed and
+    /// prove nothing. [`Flush::PagesWritten`] is no error. With `abandon`, neither a failed
+    /// write nor a flush that takes half of the time is an error.
     pub(in crate::engine) fn write_back(
         &self,
         claim: &Claim,
@@ -169,11 +166,12 @@ impl Engine {
         }
     }
 
-    /// Writes back a path all of which went through its map. What fails is no loss and
-    /// is not written down as one; an earlier loss of the path's own is none of the map's.
+    /// Writes back a path whose writes all went through its map. A failure here loses nothing
+    /// and is not recorded. An earlier failed flush of the path itself was not the map's, and
+    /// counts.
     ///
     /// # Errors
-    /// `Io` where there was such a loss, without `abandon`.
+    /// `Io` if there was such an earlier failure, without `abandon`.
     pub(in crate::engine) fn write_back_below_map(
         &self,
         claim: &Claim,
@@ -212,12 +210,12 @@ impl Engine {
         Some((&self.scheduler, device.hctl()))
     }
 
-    /// Claims a disk at whose address another unit answers now. Nothing may be
-    /// written there, so nobody may have it open either: an open file could hold
-    /// pages that were never written.
+    /// Claims a disk at whose address another unit answers now. Nothing may be written there,
+    /// so no process may have it open either: an open file could hold pages that were never
+    /// written.
     ///
     /// # Errors
-    /// `InUse`, which names the users; `NotPermitted` where the users cannot be seen.
+    /// `InUse`, which names the users; `NotPermitted` if the users cannot all be seen.
     pub(in crate::engine) fn claim_replaced(
         &self,
         disk: &BlockDevice,
@@ -231,11 +229,11 @@ impl Engine {
     }
 }
 
-/// Flushes, and writes down a failure: also one that comes after its caller has
-/// gone, and that it may have failed where its process dies under it.
+/// Flushes, and records a failure, also one that comes after the caller has gone. If the
+/// process dies during the flush, the record says that the flush may have failed.
 ///
-/// The kernel may hold the thread for as long as a link is dead: so it has none of
-/// the process's other files, whose locks a process that is killed lets go of then.
+/// The kernel may hold the thread for as long as a link is dead. So the thread has none of
+/// the process's other files, and a killed process releases the locks on those.
 pub(in crate::engine) fn flush(
     roots: &Roots,
     file: Arc<File>,
@@ -246,7 +244,7 @@ pub(in crate::engine) fn flush(
     let flushed =
         worker::run_with_own_fd_table_and(file, |file| flush_in_its_state(roots, disk, file));
     match &flushed {
-        // To who may not drop the pages nothing was lost: they were written.
+        // A process that may not drop the pages has lost nothing: they were written.
         Err(error) if error.kind() != ErrorKind::NotPermitted => lost.set(error),
         _ if begun => lost.clear(),
         _ => {}
@@ -254,8 +252,8 @@ pub(in crate::engine) fn flush(
     flushed
 }
 
-/// Where all pages are written, a flush of the unit's cache that the path's ALUA access
-/// state does not take has lost nothing.
+/// If all pages are written, a flush of the unit's cache that the path's ALUA access state
+/// refuses has lost nothing.
 fn flush_in_its_state(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
     let all_written = disk.write_pages(roots, file)?;
     let Err(error) = disk.flush(roots, file) else {
@@ -276,7 +274,7 @@ fn flush_in_its_state(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<
     }
 }
 
-/// Where the calls for a SCSI disk run; other disks have no lane.
+/// The host's queue in which calls for a SCSI disk run; other disks have none.
 type HostQueue<'a> = Option<(&'a CallScheduler, Hctl)>;
 
 fn run<T: Send + 'static>(

@@ -1,9 +1,8 @@
-//! The memory of a flush that failed.
+//! The record of a flush that failed.
 //!
-//! The kernel tells of a failed write once. After that its pages count as clean,
-//! and the next `fsync` succeeds over data that is lost. So the failure is
-//! written down for as long as this life of the disk lasts, and no later flush
-//! of it, of whatever process, is taken for a proof.
+//! The kernel reports a failed write once. After that its pages count as clean, and the
+//! next `fsync` succeeds although data is lost. So the failure is recorded for as long as
+//! this life of the disk lasts, and no later flush of it, by any process, counts as a proof.
 
 use std::fmt;
 use std::fs;
@@ -39,8 +38,8 @@ impl FailedFlush {
         Ok(Self { path, disk })
     }
 
-    /// Why an earlier flush failed, where one did, or may have: its process died
-    /// while it was under way, and the device has failed commands since.
+    /// Why an earlier flush failed, or may have failed: its process died during the flush,
+    /// and the device has failed commands since. `None` if no flush failed.
     pub(in crate::engine) fn read(&self) -> Result<Option<String>> {
         let text = sysfs::read_if_there(&self.path)?;
         let note = text.map(|text| Note::parse(&text));
@@ -50,7 +49,7 @@ impl FailedFlush {
         }))
     }
 
-    /// The same of a disk that may have gone: of that nobody can say it any more.
+    /// As [`read`](Self::read), for a disk that may be gone: then the answer is `None`.
     pub(in crate::engine) fn read_of(roots: &Roots, disk: &BlockDevice) -> Result<Option<String>> {
         match Self::of(roots, disk).and_then(|lost| lost.read()) {
             Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
@@ -58,11 +57,10 @@ impl FailedFlush {
         }
     }
 
-    /// Writes down that a flush begins, unless one has failed before: what it
-    /// loses the kernel says to its process alone, which may die with that
-    /// knowledge. Not where the device counts no errors, as NBD does not: there
-    /// nothing would tell a flush that was cut short from one that failed.
-    /// Whether there is something to end.
+    /// Records that a flush begins, unless an earlier one has failed: the kernel reports a
+    /// loss only to the flushing process, which may die before it records the loss. A device
+    /// that counts no errors, such as NBD, gets no record, since it would not tell a flush
+    /// that was cut short from one that failed. Returns whether there is a record to clear.
     pub(in crate::engine) fn begin(&self) -> bool {
         let Some(errors) = errors_of(&self.disk) else {
             return false;
@@ -74,8 +72,7 @@ impl FailedFlush {
         first
     }
 
-    /// Writes down that a flush failed, unless the disk is gone: then nobody can
-    /// ask any more.
+    /// Records that a flush failed, unless the disk is gone, since no process can ask then.
     pub(in crate::engine) fn set(&self, error: &Error) {
         self.write(error.to_string().replace('\n', " "));
     }
@@ -91,8 +88,8 @@ impl FailedFlush {
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         point!(FailedFlushToWrite);
         let failed = |error| Error::io("cannot write", &self.path, &error);
-        // Written beside and renamed: a process that is killed leaves no mark without its
-        // text, which would be taken for a loss.
+        // The mark is written beside and renamed, so that a killed process leaves no mark
+        // without its text, which would be taken for a loss.
         let beside = folder.join(format!("unwritten-mark-of-{}", self.disk.name()));
         let replace =
             || fs::write(&beside, note.to_string()).and_then(|()| fs::rename(&beside, &self.path));
@@ -103,7 +100,7 @@ impl FailedFlush {
         point!(FailedFlushWritten);
     }
 
-    /// Forgets it: the flush has come to its end, or this life of the disk.
+    /// Removes the mark: the flush, or this life of the disk, has ended.
     pub(in crate::engine) fn clear(&self) {
         point!(FailedFlushToClear);
         let _never_written = fs::remove_file(&self.path);
@@ -111,11 +108,11 @@ impl FailedFlush {
     }
 }
 
-/// How the mark of a flush that is under way begins, before a number.
+/// The beginning of the mark of a flush that is under way; a number follows it.
 const UNDER_WAY: &str = "its process died while it was under way, when ";
 
-/// How many commands the device has failed, or those below the map; `None` where
-/// nobody counts.
+/// How many commands the device, or the devices below the map, have failed; `None` if the
+/// kernel does not count them.
 fn errors_of(disk: &BlockDevice) -> Option<u64> {
     let below = match Map::of_disk(disk).ok()? {
         Some(map) => map.paths().ok()?,
@@ -128,7 +125,7 @@ fn errors_of(disk: &BlockDevice) -> Option<u64> {
     errors.sum()
 }
 
-/// What a mark says: why, and the names of the unit, one a line.
+/// The content of a mark: the reason, and the names of the unit, one a line.
 struct Note {
     why: String,
     names: Vec<Wwid>,
@@ -142,7 +139,7 @@ impl Note {
         Self { why, names }
     }
 
-    /// How many commands had failed before, where it is about a flush under way.
+    /// How many commands had failed before the flush, if the flush is under way.
     fn under_way(&self) -> Option<u64> {
         let (errors, _) = self.why.strip_prefix(UNDER_WAY)?.split_once(' ')?;
         errors.parse().ok()
@@ -156,7 +153,7 @@ impl fmt::Display for Note {
     }
 }
 
-/// The unit behind a disk or a map, as far as the kernel can say it.
+/// The names of the unit behind a disk or a map, as far as the kernel shows them.
 fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
     if let Ok(Some(map)) = Map::of_disk(disk) {
         return map.wwid().into_iter().collect();
@@ -166,10 +163,10 @@ fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
     identity.unwrap_or_default().names
 }
 
-/// What the marks say on lives of this unit that are over: of disks that the
-/// kernel removed by itself, as after `dev_loss_tmo`. They are taken away when
-/// the loss is `acknowledged`, by an abandoning detach or by a new attach; those
-/// of nobody's unit at once.
+/// Returns what the marks say of ended lives of this unit, whose disks the kernel removed
+/// by itself, as after `dev_loss_tmo`. The marks are removed when the loss is
+/// `acknowledged`, by an abandoning detach or by a new attach; marks that name no unit are
+/// removed at once.
 pub(in crate::engine) fn purge_stale(
     roots: &Roots,
     unit: &[Wwid],
@@ -209,7 +206,7 @@ pub(in crate::engine) fn purge_stale(
     said
 }
 
-/// What is said instead of a flush that would prove nothing.
+/// The error in place of a flush that would prove nothing.
 pub(in crate::engine) fn refuse(disk: &BlockDevice, earlier: &str) -> Error {
     let message = format!(
         "an earlier flush of {} failed, and the data written before is lost ({earlier}): a \
@@ -259,8 +256,8 @@ mod tests {
         fs::remove_dir_all(&dir).unwrap();
         purge_stale(&roots, &[], false);
         assert_eq!(seventh.read().unwrap(), None);
-        // A process that dies under its flush takes what it lost with it: what
-        // has failed since tells.
+        // A process that dies during its flush cannot report a loss: the commands that
+        // failed since then show it.
         let device = roots.sysfs.join("devices/2:0:0:1");
         fs::create_dir_all(&device).unwrap();
         fs::create_dir_all(&dir).unwrap();

@@ -11,10 +11,9 @@ use crate::id::DevNo;
 pub enum Holder {
     /// It is mounted.
     Mount {
-        /// Where.
+        /// The mount point.
         path: PathBuf,
-        /// A process that sees the mount there, where it is not in our own
-        /// mount namespace.
+        /// A process that sees the mount, if it is not in our own mount namespace.
         pid: Option<u32>,
     },
     /// Another block device is stacked on it.
@@ -62,8 +61,8 @@ pub enum Holder {
         /// Its command name.
         command: String,
     },
-    /// A process has a generic node of the disk open for writing: what it sends passes
-    /// by the block device.
+    /// A process has a generic node of the disk open for writing: what it sends bypasses
+    /// the block device.
     Generic {
         /// The process.
         pid: u32,
@@ -122,8 +121,7 @@ impl Holder {
         matches!(self, Self::Open { command, writes: false, .. } if is_its(command))
     }
 
-    /// Whether it is a program that opens every disk that comes, to read, and closes it
-    /// again.
+    /// Whether it is a program that opens every new disk to read it, and closes it again.
     pub(super) fn is_transient_prober(&self) -> bool {
         let passing = ["multipathd", "multipath", "blkid", "kpartx"];
         let is_passing = |command: &str| passing.contains(&command);
@@ -132,7 +130,7 @@ impl Holder {
         self.is_udevs() || is_its
     }
 
-    /// Whether it is this process, or the command, without writing: a flush that
+    /// Whether it is this process, or a `lunbd` command, and does not write: a flush that
     /// hangs has the disk open until the kernel returns.
     pub(super) fn is_a_flush_of_ours(&self) -> bool {
         match self {

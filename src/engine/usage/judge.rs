@@ -1,4 +1,4 @@
-//! What the users mean for what is about to be done.
+//! Decides which users prevent what is about to be done.
 
 use super::{Holder, Users, not_looked_at};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -6,35 +6,35 @@ use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 
-/// What is about to be done, which decides who is in its way.
+/// What is about to be done, which decides which users prevent it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum Act {
-    /// The disk is flushed and taken away: who only reads loses nothing.
+    /// The disk is flushed and removed: a process that only reads loses nothing.
     TakeFlushed,
-    /// The map is removed, which the kernel refuses while anybody has it open.
+    /// The map is removed, which the kernel refuses while a process has it open.
     RemoveMap {
-        /// Go on beside a flush of our own, which has the map open without writing.
+        /// Whether to go on beside a flush of our own, which has the map open without writing.
         beside_own_flush: bool,
     },
-    /// The disk is taken away without a flush, since another unit, or none, answers:
-    /// a process that has it open may have written data that is lost then.
+    /// The disk is removed without a flush, since another unit or none answers: data that
+    /// a process with an open file has written would be lost.
     TakeUnflushed,
 }
 
-/// What the users come to.
+/// The judgement of the users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) enum Usage {
-    /// Nobody is in the way.
+    /// No user prevents it.
     Free,
-    /// Those in the way let go by themselves: udevd, multipathd, our own flush, a map
-    /// that is being removed.
+    /// The users that prevent it go away by themselves: udevd, multipathd, our own flush, a
+    /// map that is being removed.
     Transient,
-    /// These are in the way.
+    /// These users prevent it.
     Busy(Vec<Holder>),
 }
 
 impl Users {
-    /// What they come to for this act.
+    /// Judges the users for this act.
     pub(in crate::engine) fn judge(&self, roots: &Roots, act: Act) -> Usage {
         let is_going = |user: &Holder| matches!(user, Holder::Stacked { device } if Map::is_being_removed(roots, device));
         self.judge_by(&is_going, act)
@@ -69,7 +69,7 @@ impl Users {
     }
 
     /// # Errors
-    /// `InUse`, naming who is in the way.
+    /// `InUse`, naming the users that prevent the act.
     pub(in crate::engine) fn refuse_busy(
         &self,
         roots: &Roots,
@@ -82,7 +82,7 @@ impl Users {
         }
     }
 
-    /// For an act that cannot be undone and that nobody asked for on this very disk.
+    /// For an act that cannot be undone and that no caller requested for this very disk.
     ///
     /// # Errors
     /// `NotPermitted`, naming what could not be looked at.
@@ -99,7 +99,7 @@ impl Users {
         Err(Error::new(ErrorKind::NotPermitted, message).at(Stage::Claim))
     }
 
-    /// Whether nobody but a worker of udevd is to be seen.
+    /// Whether no user but workers of udevd is seen.
     pub(in crate::engine) fn has_none_but_udevs(&self) -> bool {
         self.found.iter().all(Holder::is_udevs)
     }
@@ -116,20 +116,20 @@ impl Users {
         self.found.iter().any(Holder::is_udevs)
     }
 
-    /// Whether only this process, or the command, has the disk open: where nobody is
-    /// to be seen it is somebody else.
+    /// Whether only this process, or a `lunbd` command, has the disk open. If no user is
+    /// seen, another process has it.
     pub(in crate::engine) fn is_a_flush_of_ours_alone(&self) -> bool {
         !self.found.is_empty() && self.found.iter().all(Holder::is_a_flush_of_ours)
     }
 
-    /// Leaves these stacked devices out: the caller looks at them beside.
+    /// Leaves these stacked devices out, which the caller looks at separately.
     pub(in crate::engine) fn leave_out(&mut self, stacked: &[&str]) {
         let is_one = |user: &Holder| matches!(user, Holder::Stacked { device } if stacked.contains(&&**device));
         self.found.retain(|user| !is_one(user));
     }
 }
 
-/// The refusal that names them.
+/// The error that names the users.
 pub(in crate::engine) fn refuse(disk: &BlockDevice, users: &[Holder]) -> Error {
     let by = if users.is_empty() {
         "claimed exclusively by a process that /proc does not show".to_owned()

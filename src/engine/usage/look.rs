@@ -1,4 +1,4 @@
-//! The look for users: everything that is read, and nothing that is decided.
+//! Reads the users of disks, and decides nothing.
 
 use super::{Holder, NotLookedAt, not_looked_at};
 use crate::deadline::Deadline;
@@ -10,7 +10,7 @@ use crate::kernel::generic_nodes::{self, GenericNode};
 use crate::kernel::process::{Means, Opener};
 use crate::kernel::{Roots, exports, loops, mounts, process, sysfs};
 
-/// How much is read.
+/// Which users are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum Extent {
     /// Every kind of user.
@@ -61,12 +61,12 @@ pub(super) fn read_blind_spots(roots: &Roots, deadline: Deadline) -> Result<Vec<
 }
 
 struct Look {
-    /// The disks and their partitions, each with the place of its disk.
+    /// The disks and their partitions, each with the position of its disk in `found`.
     devices: Vec<(usize, BlockDevice)>,
     numbers: Vec<DevNo>,
-    /// Those of the disks, each with its disk's number.
+    /// The generic nodes of the disks, each with its disk's device number.
     generic: Vec<(DevNo, GenericNode)>,
-    /// Of each disk.
+    /// The users of each disk.
     found: Vec<Vec<Holder>>,
     not_looked_at: Vec<NotLookedAt>,
 }
@@ -91,7 +91,7 @@ impl Look {
         })
     }
 
-    /// A user of this device, once for its disk.
+    /// Adds a user of this device to its disk, once.
     fn add(&mut self, device: DevNo, holder: &Holder) {
         for (place, known) in &self.devices {
             let found = self.found.get_mut(*place);
@@ -102,7 +102,7 @@ impl Look {
         }
     }
 
-    /// Mounts, stacked devices and swap areas.
+    /// Reads mounts, stacked devices and swap areas.
     fn read_exclusive(&mut self, roots: &Roots, deadline: Deadline) -> Result<()> {
         let mounts = mounts::read_mounts(roots, deadline)?;
         for mount in mounts.found {
@@ -165,8 +165,8 @@ impl Look {
         Ok(())
     }
 
-    /// A user of a generic node; who only reads asks the disk about itself, as
-    /// inventory tools do.
+    /// Adds a user of a generic node. A process that only reads is no user: it asks the disk
+    /// about itself, as inventory tools do.
     fn add_generic(&mut self, number: DevNo, opener: Opener) {
         let node = self.generic.iter().find(|(_, node)| node.number == number);
         if let Some((disk, node)) = node.filter(|_| opener.writes) {
@@ -176,11 +176,11 @@ impl Look {
         }
     }
 
-    /// Whether this process is in the ioctl that connects this NBD device, as
-    /// `qemu-nbd -c` and `nbd-client -nonetlink` are while it stands: its own descriptor
-    /// writes nothing. sysfs shows the thread (`drivers/block/nbd.c`,
-    /// `nbd_start_device`). A device with a backend id was connected over netlink, whose
-    /// caller may have ended, so that its number may be another's by now.
+    /// Whether this process is in the ioctl that connects this NBD device, where
+    /// `qemu-nbd -c` and `nbd-client -nonetlink` stay while it is connected: the descriptor of
+    /// such a process writes nothing. sysfs shows the thread (`drivers/block/nbd.c`,
+    /// `nbd_start_device`). A device with a backend id was connected over netlink: the thread
+    /// that did so may have ended, and another may have its number by now.
     fn serves(&self, roots: &Roots, process: u32, device: DevNo) -> Result<bool> {
         let disk = self.devices.iter().map(|(_, disk)| disk);
         let disk = disk.filter(|disk| disk.name().starts_with("nbd") && !disk.is_partition());
@@ -200,7 +200,7 @@ impl Look {
         Ok(task.join(thread.trim()).exists())
     }
 
-    /// Those that the kernel itself opened: they are in no process.
+    /// Reads the opens of the kernel itself, which are in no process.
     fn read_without_process(&mut self, roots: &Roots, deadline: Deadline) -> Result<()> {
         // A process without mounts has no file servers either.
         let servers = mounts::read_file_servers(roots).unwrap_or_default();
@@ -250,7 +250,7 @@ mod tests {
         let (us, number) = (std::process::id(), "43:0".parse::<DevNo>().unwrap());
         let dir = roots.sysfs.join("block/nbd0");
         put(&dir.join("dev"), "43:0\n");
-        // A thread of a process, as of qemu-nbd.
+        // The number of a thread, such as one of qemu-nbd.
         put(&dir.join("pid"), "78\n");
         let disk = BlockDevice::at(&dir).unwrap().unwrap();
         let mut found_of = |process: u32| {

@@ -1,4 +1,4 @@
-//! A look at the disks that are about to be flushed and taken away.
+//! A look at the users of disks that are about to be flushed and removed.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::kernel::blockdev::BlockDevice;
 
-/// A look that is older than this says nothing any more: a process that begins to write
-/// during a long flush would lose its data.
+/// A look that is older than this no longer counts: a process that began to write during a
+/// long flush would lose its data.
 const OLD: Duration = Duration::from_secs(1);
 
 /// Disks and the users that they had at some moment.
@@ -42,13 +42,13 @@ impl Looked {
     }
 
     /// # Errors
-    /// `InUse`, naming who uses a disk and would lose what it writes.
+    /// `InUse`, naming the users of a disk that would lose what they write.
     pub(in crate::engine) fn refuse_writers(&self, engine: &Engine) -> Result<()> {
         let mut each = self.disks.iter().zip(&self.users);
         each.try_for_each(|(disk, users)| users.refuse_busy(engine.roots(), disk, Act::TakeFlushed))
     }
 
-    /// The same once more, under the claims, where the first look is old.
+    /// Looks and refuses once more, under the claims, if the first look is old.
     ///
     /// # Errors
     /// Those of [`Looked::at`] and [`Looked::refuse_writers`].
@@ -65,7 +65,7 @@ impl Looked {
         again.refuse_writers(engine)
     }
 
-    /// Where users may be that were not seen.
+    /// The places where unseen users may be.
     pub(in crate::engine) fn not_looked_at(&self) -> Vec<NotLookedAt> {
         let first = self.users.first();
         first.map_or_else(Vec::new, |users| users.not_looked_at.clone())

@@ -1,4 +1,4 @@
-//! What a look for users could not see.
+//! The places that a look for users could not see.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::kernel::machine::Capabilities;
 use crate::kernel::{Roots, mounts, process};
 
-/// A place where users of a disk may be, and which this process could not look at.
-/// That nobody was found there proves nothing.
+/// A place where users of a disk may be, and which this process could not look at. That no
+/// user was found there proves nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(tag = "place", rename_all = "snake_case"))]
@@ -20,14 +20,14 @@ pub enum NotLookedAt {
     /// `/proc` is mounted with `hidepid`, and this process has no
     /// `CAP_SYS_PTRACE`.
     HiddenProcesses,
-    /// The kernel did not show this process all that they have open: it is not permitted, or
-    /// the kernel did not answer in time, or they have an `io_uring` whose files it does not
-    /// show.
+    /// The kernel did not show all that some processes have open: this process may not see
+    /// it, or the kernel did not answer in time, or they have an `io_uring` whose files the
+    /// kernel does not show.
     UnreadableProcesses {
-        /// How many.
+        /// The number of these processes.
         count: usize,
     },
-    /// Nobody could say what backs this loop device.
+    /// What backs this loop device could not be found.
     LoopDevice {
         /// Its name.
         device: String,
@@ -43,7 +43,7 @@ pub enum NotLookedAt {
         /// The driver's module.
         module: Cow<'static, str>,
     },
-    /// What this volume of the kernel's target is on cannot be read, or its path leads
+    /// What backs this volume of the kernel's target cannot be read, or its path leads
     /// nowhere here.
     TargetVolume {
         /// The volume's name in the target's configuration: `fileio_0/volume`.
@@ -91,7 +91,7 @@ impl fmt::Display for NotLookedAt {
 }
 
 impl NotLookedAt {
-    /// Mounts and swap areas of which nobody could say what they are on.
+    /// The mounts and swap areas whose device could not be found.
     pub(in crate::engine) fn of_paths(paths: Vec<PathBuf>) -> Vec<Self> {
         paths.into_iter().map(|path| Self::Path { path }).collect()
     }
@@ -112,20 +112,20 @@ pub(super) fn read_hidden(roots: &Roots) -> Result<Option<NotLookedAt>> {
     if !process::shows_all_namespaces(roots)? {
         return Ok(Some(NotLookedAt::OtherPidNamespaces));
     }
-    // A process with this capability over those of the machine sees all, whatever the
-    // options (`fs/proc/base.c`, `has_pid_permissions`).
+    // A process with this capability in the initial user namespace sees all processes,
+    // whatever the options (`fs/proc/base.c`, `has_pid_permissions`).
     let may_trace = Capabilities::effective(roots).is_ok_and(Capabilities::sys_ptrace);
     if may_trace && process::is_in_initial_user_namespace(roots) {
         return Ok(None);
     }
-    // Of a `/proc` without mounts nothing is hidden: that is a test's.
+    // A `/proc` without mounts is a test's, and hides nothing.
     let options = mounts::read_options(roots, &roots.proc).unwrap_or_default();
     let hides = |option: &str| option.starts_with("hidepid=") && option != "hidepid=0";
     let hidden = options.split(',').any(hides);
     Ok(hidden.then_some(NotLookedAt::HiddenProcesses))
 }
 
-/// The same in words, for an error.
+/// The places in words, for an error.
 pub(super) fn list(places: &[NotLookedAt]) -> String {
     let places: Vec<String> = places.iter().map(ToString::to_string).collect();
     places.join(", ")

@@ -33,7 +33,10 @@ impl Engine {
     pub(super) fn address_scan(&self, record: &Record) -> Result<AddressScan> {
         let mut there = AddressScan::default();
         if let Some(nbd) = &record.spec.nbd {
-            there.nbd = self.backends().of_backend(self.roots(), &nbd.backend)?;
+            there.nbd = self
+                .backends
+                .lock()
+                .of_backend(self.roots(), &nbd.backend)?;
             return Ok(there);
         }
         for source in &record.spec.sources {

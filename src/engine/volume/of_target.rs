@@ -1,4 +1,4 @@
-//! Which volume of a journal the target of a detach is.
+//! Finds the volume of a journal to which the target of a detach belongs.
 
 use std::fmt::Write as _;
 
@@ -13,13 +13,13 @@ use crate::id::{Hctl, Source, VolumeId};
 use crate::scsi::ScsiDevice;
 
 impl Engine {
-    /// The volume of a journal that a [`detach`](Self::detach) of this request would take
-    /// down, be it held by another process. Who detaches a device and not its volume leaves
-    /// a record of what is not there, and its holder attaches it again: see
+    /// The volume of a journal that a [`detach`](Self::detach) of this request would remove.
+    /// Another process may hold the journal. A detach of a device and not of its volume leaves
+    /// the record, and the journal's holder attaches the volume again: see
     /// [`detach_volume`](Self::detach_volume).
     ///
     /// # Errors
-    /// `NotFound` where the target is a path that leads nowhere; where sysfs cannot be read.
+    /// `NotFound` if the target is a path that leads nowhere; or where sysfs cannot be read.
     pub fn volume_of(
         &self,
         journal: &JournalView,
@@ -38,8 +38,8 @@ impl Engine {
         Ok(by_source)
     }
 
-    /// What an earlier detach of a volume has proven, for a request that has found nothing:
-    /// `None` where the journal knows no detach of it.
+    /// What an earlier detach of a volume has proven, for a request that found nothing;
+    /// `None` if the journal knows no detach of it.
     ///
     /// # Errors
     /// As of [`volume_of`](Self::volume_of).
@@ -97,7 +97,7 @@ impl Engine {
         Ok(again)
     }
 
-    /// Whether what was found is what stands of a volume.
+    /// Whether the target that was found is a present device of the volume.
     fn is_at(&self, found: &Resolved, record: &Record, there: &VolumeStatus) -> Result<bool> {
         let wanted = match found {
             Resolved::NbdBackend(id) => {
@@ -111,7 +111,7 @@ impl Engine {
         Ok(paths.iter().any(|path| there.paths.contains(path)))
     }
 
-    /// Where the devices of a SCSI unit are that was found.
+    /// The addresses of the devices of a SCSI unit that was found.
     fn addresses(&self, wanted: &ResolvedUnit) -> Result<Vec<Hctl>> {
         let mut paths: Vec<Hctl> = wanted.locked_addresses().into_iter().collect();
         if let Some(map) = &wanted.map {
@@ -127,7 +127,7 @@ impl Engine {
     }
 }
 
-/// Whether a record says that the target is its volume, wherever that is.
+/// Whether a record says that the target is its volume, wherever the volume is.
 fn is_named(target: &DetachTarget, found: &Resolved, record: &Record) -> bool {
     match (target, found) {
         (_, Resolved::NbdBackend(id)) => {

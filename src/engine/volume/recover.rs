@@ -1,5 +1,5 @@
-//! After a crash: what the journal says against what sysfs shows, and the way
-//! from one to the other.
+//! Recovery after a crash: compares what the journal says with what sysfs shows, and
+//! finishes or undoes what was begun.
 
 mod condition;
 mod observe;
@@ -24,7 +24,7 @@ pub use condition::{Action, Condition, Foreign};
 use observe::Observed;
 pub use status::VolumeStatus;
 
-/// What was found of every volume of a journal, and done about it.
+/// What a recovery found and did, for every volume of a journal.
 #[derive(Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct Recovery {
@@ -32,7 +32,7 @@ pub struct Recovery {
     pub volumes: Vec<Recovered>,
     /// Devices that the journal does not know; none was touched.
     pub foreign: Vec<Foreign>,
-    /// Files of the journal that are no records; see [`Journal::problems`].
+    /// Files in the journal's directory that are not records; see [`Journal::problems`].
     pub problems: Vec<Problem>,
 }
 
@@ -44,20 +44,20 @@ impl Recovery {
     }
 }
 
-/// What was found of one volume, and done about it.
+/// What a recovery found and did for one volume.
 #[derive(Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct Recovered {
     /// The volume.
     pub volume: VolumeId,
-    /// How it was found.
+    /// The condition in which it was found.
     pub condition: Condition,
-    /// The same in words: what sysfs and the device itself said.
+    /// The condition in words: what sysfs and the device itself showed.
     pub seen: String,
-    /// What was done.
+    /// The action that was taken.
     #[serde(flatten)]
     pub action: Action,
-    /// The device that it is, where it is attached and serves.
+    /// The node of its device, if it is attached and serves.
     pub node: Option<PathBuf>,
 }
 
@@ -84,11 +84,11 @@ impl Recovered {
 }
 
 impl Engine {
-    /// Looks for every volume of the journal, by its identity, finishes or undoes
-    /// what was begun, and reports all of it. A process that starts does this
-    /// once, before it attaches anything.
+    /// Looks for every volume of the journal by its identity, finishes or undoes what was
+    /// begun, and reports all of it. A process does this once when it starts, before it
+    /// attaches anything.
     ///
-    /// | the journal says | what stands | condition | what is done |
+    /// | the journal says | what is there | condition | what is done |
     /// |---|---|---|---|
     /// | attached | the unit answers, as the device that was handed out | `Complete` | nothing |
     /// | | an NBD device whose server is away | `LinkDead` | healed, if the server is back within seconds; [`Engine::healer`] goes on |
@@ -97,18 +97,18 @@ impl Engine {
     /// | | another unit answers there, or the unit is another device now | `Changed` | nothing: a repeated attach hands out the new one |
     /// | | nothing | `Gone` | nothing, and the record stays: a session may bring it again; a repeated attach or a detach decides |
     /// | an attach was begun | something | `HalfAttached` | attached, with all its proofs; if that fails it stays as it is |
-    /// | | nothing | `Gone` | undone: nobody was given a device. Where it was attached before, the record says only that again |
+    /// | | nothing | `Gone` | undone: no caller got a device. If it was attached before, the record only loses the intent |
     /// | | another volume's device | `Gone` | undone, and the device is left alone |
     /// | a detach was begun | something | `HalfDetached` | detached; a refusal (`InUse`) leaves it attached, and the detach is no longer under way |
-    /// | | nothing | `Gone` | the detach is proven and the record goes |
+    /// | | nothing | `Gone` | the detach is proven, and the record says so |
     /// | a resize was begun | the unit answers | `HalfAttached` | resized |
     /// | | no path answers | `LinkDead` | nothing, and it stays begun |
     ///
-    /// A detach that is finished loses nothing that a detach would not lose, and
-    /// abandons unwritten data only where the caller had said so. An iSCSI session
-    /// that a login of ours made and died before it had named it is ended. 64 volumes are
-    /// worked on at once. What goes wrong with one is its
-    /// [`Action::Failed`]. Minimum kernel: 5.10, for NBD 5.14.
+    /// A detach that the recovery finishes loses no more than any detach, and abandons
+    /// unwritten data only if the caller had asked for that. The recovery destroys an iSCSI
+    /// session whose login died before it had named the session. It works on 64 volumes at
+    /// once. The failure of one volume is its [`Action::Failed`]. Minimum kernel: 5.10, for
+    /// NBD 5.14.
     ///
     /// # Errors
     /// Where sysfs cannot be read.
@@ -133,7 +133,7 @@ impl Engine {
             })
             .collect();
         if let Err(error) = destroy_incomplete(self.roots(), deadline) {
-            // Its lease stays, and the next recovery finds it.
+            // Its lock file stays, so the next recovery finds it.
             tracing::warn!(%error, "cannot destroy an incomplete session");
         }
         self.purge_stale_locks();
@@ -146,14 +146,14 @@ impl Engine {
         })
     }
 
-    /// Takes away the files of leases that processes have left which died with them,
-    /// but for those that say that a login was not finished.
+    /// Removes the lock files that dead processes have left, except those that mark an
+    /// unfinished login.
     pub(crate) fn purge_stale_locks(&self) {
         DeviceLock::purge_stale(self.roots(), LOGIN);
     }
 
-    /// The same for one volume: looks for it, finishes or undoes what was begun,
-    /// and says so. `None` where the journal does not know it (any more).
+    /// As [`recover`](Self::recover), for one volume. `None` if the journal does not know it
+    /// (any more).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn recover_volume(
         &self,
@@ -232,7 +232,7 @@ impl Engine {
                     abandon: abandon_unwritten,
                     ..DetachVolume::default()
                 };
-                // Refused, it is attached, and nobody is to detach it later.
+                // A refused detach leaves it attached, and no later recovery may detach it.
                 let attached = Record {
                     intent: None,
                     ..record.clone()
@@ -257,13 +257,13 @@ impl Engine {
                 self.resize_guarded(guard, record.clone(), at_least, deadline)?;
                 done(Action::Finished)
             }
-            // Its paths come back, and it is as it was begun.
+            // Its paths come back, and the resize stays begun until then.
             Some(Operation::Resize { .. }) if condition == Condition::LinkDead => {
                 done(Action::Nothing)
             }
             Some(Operation::Attach) if record.outcome.is_none() => {
                 self.detach_guarded(guard, record.clone(), &DetachVolume::default(), deadline)?;
-                // Nobody was given it.
+                // No caller got the device.
                 guard.undo(deadline.for_rollback())?;
                 done(Action::Undone)
             }
@@ -278,8 +278,8 @@ impl Engine {
         }
     }
 
-    /// The server of an NBD device that stands is asked whether it lives; the size of a
-    /// SCSI path that the kernel takes for empty is read again.
+    /// Asks the server of an attached NBD device whether it lives, and has the kernel read
+    /// the size of a SCSI path again that it takes for empty.
     fn look_after(
         &self,
         record: &Record,
@@ -319,11 +319,11 @@ impl Engine {
     }
 }
 
-/// A server that is back answers within this; the healer waits for others.
+/// A server that is back answers within this time; the healer waits for other servers.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long one of `count` volumes may wait for its server: where there are more than
-/// threads, not so long that the last have no time.
+/// How long one of `count` volumes may wait for its server. If there are more volumes than
+/// threads, the time is shorter, so that some is left for the last ones.
 fn patience(count: usize, deadline: Deadline) -> Duration {
     let rounds = u32::try_from(count.div_ceil(pool::MAX_THREADS)).unwrap_or(u32::MAX);
     PATIENCE.min(deadline.remaining() / rounds.saturating_mul(2).max(1))

@@ -34,7 +34,7 @@ impl Node {
         }
     }
 
-    /// An attach of the unit [`NAME`] at [`ADDRESS`] that has not come to its end.
+    /// The record of an unfinished attach of the unit [`NAME`] at [`ADDRESS`].
     fn begun(&self) -> Record {
         let source: Source = format!("scsi:{ADDRESS}").parse().unwrap();
         Record {
@@ -47,7 +47,7 @@ impl Node {
         }
     }
 
-    /// The same, which an earlier attach has come to the end of.
+    /// The same record after an earlier attach had finished.
     fn attached_before(&self) -> Record {
         let outcome = Outcome {
             node: "/dev/sdb".into(),
@@ -123,7 +123,7 @@ fn a_resize_leaves_what_was_begun_before_it_to_its_end() {
 fn a_detach_waits_for_the_end_of_a_scan_that_may_bring_what_it_is_to_take_away() {
     let node = Node::new();
     let hctl: Hctl = ADDRESS.parse().unwrap();
-    // Found by a name that nothing has so far, and by its address all the same.
+    // No device has the name yet, and the detach looks at the address too.
     for record in [node.begun(), node.attached_before()] {
         node.write(&record);
         let roots = node.engine.roots();
@@ -166,7 +166,7 @@ fn a_record_that_cannot_be_removed_leaves_the_receipt_of_what_was_taken_down() {
     assert_eq!(failure.receipt.names, [name]);
 }
 
-/// A disk that does not take the names of a directory.
+/// A sync that fails, as on a broken disk.
 fn no_sync(directory: &std::path::Path) -> Result<()> {
     let error = std::io::Error::from_raw_os_error(nix::libc::EIO);
     Err(Error::io("cannot write back", directory, &error))

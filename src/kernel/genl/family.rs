@@ -1,11 +1,11 @@
 //! The numbers that the kernel assigned to families.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use netlink_packet_core::{Emitable, NlasIterator, parse_u16};
 use netlink_packet_generic::constants::{CTRL_ATTR_FAMILY_ID, CTRL_CMD_GETFAMILY, GENL_ID_CTRL};
 use netlink_packet_generic::ctrl::nlas::GenlCtrlAttrs;
+use parking_lot::Mutex;
 
 use super::connection::Connection;
 use super::conversation::Payload;
@@ -16,11 +16,11 @@ use crate::error::{Error, ErrorKind, Result};
 static KNOWN: Mutex<BTreeMap<&'static str, u16>> = Mutex::new(BTreeMap::new());
 
 pub(super) fn known(family: &str) -> Option<u16> {
-    lock().get(family).copied()
+    KNOWN.lock().get(family).copied()
 }
 
 pub(super) fn remember(family: &'static str, id: u16) {
-    lock().insert(family, id);
+    KNOWN.lock().insert(family, id);
 }
 
 /// Asks the kernel for the family's number and remembers it.
@@ -28,7 +28,7 @@ pub(super) fn remember(family: &'static str, id: u16) {
 /// # Errors
 /// `NotSupported` if this network namespace has no such family.
 pub(super) fn resolve(connection: &mut Connection, family: &'static str) -> Result<u16> {
-    lock().remove(family);
+    KNOWN.lock().remove(family);
     let answers = connection.exchange(GENL_ID_CTRL, &get_family(family));
     let answers = answers.map_err(|error| match error.errno() {
         Some(nix::libc::ENOENT) => missing(family).caused_by(error),
@@ -67,9 +67,4 @@ pub(super) fn id_in(answer: &Payload) -> Option<u16> {
         .map_while(Result::ok)
         .find(|attribute| attribute.kind() == CTRL_ATTR_FAMILY_ID)
         .and_then(|attribute| parse_u16(attribute.value()).ok())
-}
-
-fn lock() -> MutexGuard<'static, BTreeMap<&'static str, u16>> {
-    // No code under this lock can leave the map half changed.
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::kernel::{Roots, sysfs};
 
@@ -33,7 +34,7 @@ impl KernelThreads {
         let text = text.unwrap_or_default();
         let children = text.split_ascii_whitespace();
         let children: BTreeSet<u32> = children.filter_map(|pid| pid.parse().ok()).collect();
-        let mut known = KNOWN_THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = KNOWN_THREADS.lock();
         known.retain(|pid| children.contains(pid));
         Self { children }
     }
@@ -42,7 +43,7 @@ impl KernelThreads {
         if !self.children.contains(&pid) {
             return false;
         }
-        let mut known = KNOWN_THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = KNOWN_THREADS.lock();
         if known.contains(&pid) {
             return true;
         }

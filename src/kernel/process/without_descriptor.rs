@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::mappings::Mappings;
 use super::opener::Means;
@@ -53,11 +54,6 @@ pub(super) struct Found {
 /// thread, and is not looked at a second time.
 static GIVEN_UP: Mutex<BTreeMap<u32, Pending<()>>> = Mutex::new(BTreeMap::new());
 
-fn given_up() -> MutexGuard<'static, BTreeMap<u32, Pending<()>>> {
-    // No code under this lock can leave the map half changed.
-    GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Those of `wanted` that these processes keep open without a descriptor, each process in
 /// its turn. One that the kernel does not answer for in time is not whole.
 pub(super) fn read(
@@ -67,9 +63,11 @@ pub(super) fn read(
     deadline: Deadline,
 ) -> Vec<Found> {
     let mut found = Vec::new();
-    given_up().retain(|_, pending| pending.wait(Deadline::after(Duration::ZERO)).is_none());
+    GIVEN_UP
+        .lock()
+        .retain(|_, pending| pending.wait(Deadline::after(Duration::ZERO)).is_none());
     let (hanging, left): (Vec<_>, Vec<_>) = {
-        let given_up = given_up();
+        let given_up = GIVEN_UP.lock();
         let is_hanging = |process: &Process| given_up.contains_key(&process.pid);
         processes.into_iter().partition(is_hanging)
     };
@@ -101,7 +99,7 @@ pub(super) fn read(
         if let Some(process) = left.pop_front() {
             tracing::warn!(pid = process.pid, "the kernel does not show its mappings");
             found.push(unseen(&process));
-            given_up().insert(process.pid, pending);
+            GIVEN_UP.lock().insert(process.pid, pending);
         }
     }
     found.extend(left.iter().map(unseen));

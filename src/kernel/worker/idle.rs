@@ -6,12 +6,12 @@ use std::cell::Cell;
 use std::ffi::CString;
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::prctl;
 use nix::sys::signal::SigSet;
+use parking_lot::Mutex;
 
 pub(super) type Call = Box<dyn FnOnce() + Send>;
 
@@ -89,7 +89,7 @@ pub(super) fn run(name: String, fd_table: FdTable, call: Call) -> io::Result<()>
 }
 
 fn take(fd_table: FdTable) -> Option<Thread> {
-    let threads = &mut lock().threads;
+    let threads = &mut WAITING.lock().threads;
     let last = threads
         .iter()
         .rposition(|thread| thread.fd_table == fd_table)?;
@@ -111,7 +111,7 @@ fn run_all(first: Call) {
             Ok(next) => next,
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {
-                let mut waiting = lock();
+                let mut waiting = WAITING.lock();
                 let before = waiting.threads.len();
                 waiting.threads.retain(|thread| thread.number != number);
                 let is_taken = waiting.threads.len() == before;
@@ -130,7 +130,7 @@ fn run_all(first: Call) {
 /// call can use its files.
 fn wait() -> Option<(u64, Receiver<Call>)> {
     let files = fd_table();
-    let mut waiting = lock();
+    let mut waiting = WAITING.lock();
     if files == FdTable::OwnWithFile || waiting.threads.len() >= MAX_IDLE {
         return None;
     }
@@ -144,11 +144,6 @@ fn wait() -> Option<(u64, Receiver<Call>)> {
         calls: sender,
     });
     Some((number, calls))
-}
-
-fn lock() -> MutexGuard<'static, Waiting> {
-    // No code under this lock can leave the list half changed.
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

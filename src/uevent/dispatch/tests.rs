@@ -111,12 +111,12 @@ fn ten_thousand_on_one_component_come_and_go_and_leave_nothing() {
     assert_eq!(read(&other).len(), 1);
     while let Some((id, _)) = there.pop() {
         dispatch.unsubscribe(&crowded, id);
-        let waiters = dispatch.lock();
+        let waiters = dispatch.waiters.lock();
         let left = waiters.by_component.get("host2").map_or(0, Group::len);
         assert_eq!(left, there.len());
         assert_eq!(waiters.count, left as u64 + 1);
     }
-    assert_eq!(dispatch.lock().by_component.len(), 1);
+    assert_eq!(dispatch.waiters.lock().by_component.len(), 1);
 }
 
 /// A flood of unknown paths leaves nothing in memory.
@@ -132,6 +132,6 @@ fn a_flood_of_distinct_paths_leaves_nothing_behind() {
         );
     }
     assert!(read(&queue).is_empty());
-    let waiters = dispatch.lock();
+    let waiters = dispatch.waiters.lock();
     assert_eq!(waiters.by_component.len(), 1);
 }

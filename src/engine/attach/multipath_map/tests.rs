@@ -1,8 +1,10 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixListener;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::*;
 use crate::engine::detach::remove_paths::tests::path;
@@ -33,7 +35,7 @@ fn multipathd(roots: &Roots, closed_first: usize) -> Arc<Mutex<Vec<String>>> {
             } else {
                 "ok\n"
             };
-            heard.lock().unwrap().push(text);
+            heard.lock().push(text);
             let length = u64::try_from(reply.len() + 1).unwrap();
             let packet = [&length.to_ne_bytes()[..], reply.as_bytes(), &[0]].concat();
             let _the_client_may_have_left = stream.write_all(&packet);
@@ -88,7 +90,7 @@ fn no_map_is_made_over_a_path_that_is_in_use() {
         fs::write(roots.proc.join("self/mountinfo"), mounts).unwrap();
         let error = require_map(&engine);
         assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
-        let told = told.lock().unwrap();
+        let told = told.lock();
         let asked = told.iter().any(|command| command.starts_with("add map"));
         assert_eq!(asked, !in_use, "{told:?}");
         let names_the_user = error.to_string().contains("sdb is in use: mounted");
@@ -105,7 +107,7 @@ fn a_multipathd_that_is_restarted_meanwhile_is_told_again() {
         let told = multipathd(engine.roots(), closed);
         let error = require_map(&engine);
         assert_eq!(error.kind(), kind, "{error}");
-        let told = told.lock().unwrap();
+        let told = told.lock();
         let asked = told.iter().any(|command| command == "add path sdb");
         assert_eq!(asked, kind == ErrorKind::Refused, "{told:?}");
     }

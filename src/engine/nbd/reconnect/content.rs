@@ -1,12 +1,13 @@
-//! Whether a server that came back serves the volume that the device had.
+//! Checks whether a server that came back serves the volume that the device had.
 //!
-//! The device itself cannot be read: its reads wait for the server. Two others have read it.
-//! This library did, before the kernel had the connection, and what it has read is true
-//! as long as the kernel has ended no write since. udev did, when the last process that had
-//! the device open for writing closed it. Another content than theirs is another volume for
-//! certain where nobody can have written it through the device: no process has it open for
-//! writing, no other device hands writes through to it, and udev is not at it. In doubt the
-//! server is taken: whoever formats a volume never has its heal refused.
+//! The device itself cannot be read, since its reads wait for the server. Two programs have
+//! read it before. This library did, before the kernel had the connection, and what it read
+//! is true as long as the kernel has completed no write since. udev did, when the last
+//! process that had the device open for writing closed it. Other content than theirs is
+//! certainly another volume if nobody can have written it through the device: no process has
+//! the device open for writing, no other device passes writes on to it, and udev does not
+//! read it now. In doubt the server is accepted, so that formatting a volume never makes its
+//! heal refused.
 
 use super::NbdReconnect;
 use crate::deadline::Deadline;
@@ -21,7 +22,8 @@ use crate::uevent::Mode;
 #[derive(Debug, PartialEq, Eq)]
 struct LastHeld<'a> {
     names: &'a [ContentName],
-    /// Whose word it is; `None` where something was written since and nobody has read it.
+    /// Which program read the names; `None` if something was written since then that no
+    /// program has read.
     by: Option<Witness>,
 }
 
@@ -49,11 +51,12 @@ impl LastHeld<'_> {
 }
 
 impl NbdReconnect {
-    /// In what the content that a server serves is not that of the volume.
+    /// How the content that a server serves differs from that of the volume; `None` if it
+    /// does not.
     ///
     /// # Errors
-    /// `NotReady` at stage `identify` where the server answers the read with an error, and
-    /// the volume has a name; where sysfs or `/proc` cannot be read.
+    /// `NotReady` at stage `identify` if the server answers the read with an error and the
+    /// volume has a name; or where sysfs or `/proc` cannot be read.
     pub(super) fn other_content(
         &self,
         engine: &Engine,
@@ -89,7 +92,7 @@ impl NbdReconnect {
         {
             return Ok(Some(difference(std::slice::from_ref(expected), true)));
         }
-        // A write that udev has seen may not have come to the server.
+        // A write that udev has seen may not have reached the server.
         let by_us = by_us.iter().flat_map(|known| &known.names);
         let had_once = by_us.into_iter().any(|name| now.contains(name));
         if had_once || !is_other_content(now, held.names) {
@@ -103,7 +106,7 @@ impl NbdReconnect {
     }
 
     /// # Errors
-    /// `IdentityMismatch` where these names lack the one that is expected.
+    /// `IdentityMismatch` if these names lack the expected one.
     pub(super) fn require_expected(&self, names: &[ContentName]) -> Result<()> {
         let expected = self.rule.expected.as_ref();
         let Some(expected) = expected.filter(|name| !names.contains(name)) else {
@@ -124,7 +127,8 @@ impl NbdReconnect {
         by_link.and_then(|link| link.content.clone())
     }
 
-    /// Nobody can have written these names through the device since they were read.
+    /// Whether no process can have written other names through the device since these were
+    /// read.
     fn nobody_writes(
         &self,
         engine: &Engine,
@@ -149,8 +153,8 @@ impl NbdReconnect {
         if users.found.iter().any(may_write) {
             return Ok(false);
         }
-        // What is stacked on LUKS or LVM never writes its header. Of another the names are
-        // within reach of whoever writes to what is stacked.
+        // A device that is stacked on LUKS or LVM never writes their header. A process that
+        // writes to another kind of stacked device can reach the names.
         if !disk.holders()?.is_empty()
             && !names.iter().any(ContentName::is_hidden_by_stacked_device)
         {
@@ -162,7 +166,7 @@ impl NbdReconnect {
                 Holder::Mount { .. } | Holder::Stacked { .. } | Holder::Swap { .. }
             )
         };
-        // While it is claimed no tool that formats opens it.
+        // No tool that formats can open the device while it is claimed.
         if users.found.iter().any(claims) {
             return Ok(true);
         }

@@ -40,8 +40,8 @@ impl NbdReconnect {
         Ok(None)
     }
 
-    /// If a reply stays unread in a connection, ends the others: the receiver of that one may
-    /// wait for one of theirs.
+    /// If a reply stays unread in a connection, ends the others: the receiver of that
+    /// connection may wait for one of theirs.
     pub(super) fn free_receivers(&self, engine: &Engine) {
         if self.unread_for(engine) < UNREAD {
             return;

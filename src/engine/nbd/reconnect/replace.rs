@@ -1,9 +1,9 @@
-//! New connections for those of a device that are dead, and for no others.
+//! Replaces the dead connections of a device, and no others.
 //!
-//! The kernel puts an offered socket into the first slot whose connection is dead, and
-//! does not look whether another slot has it (`drivers/block/nbd.c`,
-//! `nbd_reconnect_socket`). In two slots it would have two receivers, and a read could
-//! return bytes of another. So every connection that is dialled is offered once.
+//! The kernel puts an offered socket into the first slot whose connection is dead, and does
+//! not check whether another slot has it (`drivers/block/nbd.c`, `nbd_reconnect_socket`). In
+//! two slots a socket would have two receivers, and a read could return the bytes of another.
+//! So every connection that is dialled is offered once.
 
 use std::time::Duration;
 
@@ -18,10 +18,11 @@ use crate::nbd::{
     self, Adoption, Connection, Difference, KnownContent, Link, LinkState, Reconfigure,
 };
 
-/// A connection that shows nothing of whether the kernel took it.
+/// A connection that does not show whether the kernel took it.
 pub(super) struct UnprovenOffer {
     server: Server,
-    /// What it had brought before it was offered; `None` where it does not count.
+    /// How many bytes it had received before it was offered; `None` if its socket does not
+    /// count them.
     received: Option<u64>,
 }
 
@@ -40,13 +41,13 @@ impl NbdReconnect {
         }
     }
 
-    /// Dials once, and compares what is served with what the kernel was told, and with
+    /// Dials once, and compares what the server serves with what the kernel was told and with
     /// what the volume held.
     pub(super) fn dial_once(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
         let (connection, mut differences) = self.dial_export(deadline)?;
         let mut content = None;
         if !differences.iter().any(Difference::prevents_reattach) {
-            // Before it is read: what is written meanwhile has not been read.
+            // Taken before the read, since the read may miss what is written meanwhile.
             let written = self.device.written()?;
             let read = connection.content(deadline)?;
             differences.extend(self.other_content(engine, &read, deadline)?);
@@ -55,11 +56,11 @@ impl NbdReconnect {
         Ok(Server::new(connection, content, differences))
     }
 
-    /// Dials once, for a device that serves I/O: what is served on the new connection is
-    /// compared with the device itself.
+    /// Dials once for a device that serves I/O, and compares what the server serves on the
+    /// new connection with the device itself.
     ///
     /// # Errors
-    /// Whatever is a reason not to give the connection to the device.
+    /// Every reason not to give the connection to the device.
     fn dial_beside(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
         let (connection, differences) = self.dial_export(deadline)?;
         if let Some(refusal) = refused(&connection, &differences) {
@@ -80,8 +81,8 @@ impl NbdReconnect {
         Ok((connection, differences))
     }
 
-    /// Offers the kernel a connection, for good: it is kept here where the kernel took it,
-    /// returned where that cannot be seen, and else closed.
+    /// Offers the kernel a connection once. If the kernel took it, it is kept here; if that
+    /// cannot be seen, it is returned; else it is closed.
     pub(super) fn offer(
         &mut self,
         engine: &Engine,
@@ -120,8 +121,8 @@ impl NbdReconnect {
         Ok(None)
     }
 
-    /// Keeps it if it has brought an answer since it was offered. Only TCP counts what it
-    /// brought: of a unix socket the read that came back is taken for the proof.
+    /// Keeps the connection if it has received a reply since it was offered. Only TCP counts
+    /// received bytes: for a unix socket the read that came back counts as the proof.
     pub(super) fn keep_if_it_answered(
         &mut self,
         engine: &Engine,
@@ -129,7 +130,8 @@ impl NbdReconnect {
     ) -> Result<()> {
         /// A simple reply without data (`proto.md`): magic, error, cookie.
         const SHORTEST_REPLY: u64 = 16;
-        /// What TLS puts around it at least: header and tag. An alert is shorter than both.
+        /// The least that TLS adds to it: header and tag. An alert over TLS is shorter than
+        /// such a reply over TLS.
         const OF_TLS: u64 = 5 + 16;
         let is_tls = matches!(self.uri.server(), NbdServer::Tls { .. });
         let shortest = SHORTEST_REPLY + if is_tls { OF_TLS } else { 0 };
@@ -141,7 +143,7 @@ impl NbdReconnect {
         self.keep(engine, unseen.server)
     }
 
-    /// The kernel has the connection.
+    /// Keeps a connection that the kernel took.
     fn keep(&mut self, engine: &Engine, server: Server) -> Result<()> {
         let slots = self.device.slots(engine.roots())?;
         let mut links = engine.links_beside(&self.device);
@@ -167,22 +169,22 @@ impl NbdReconnect {
         Link::of_another(uri, backend, slots, self.timeouts, connected_by)
     }
 
-    /// The connections of ours that have ended are no longer the device's.
+    /// Forgets the connections of ours that have ended: they are no longer the device's.
     pub(super) fn forget_dead_connections(&self, engine: &Engine) {
-        if let Some(link) = engine.links().get_mut(&self.index())
+        if let Some(link) = engine.links.lock().get_mut(&self.index())
             && link.backend == self.backend
         {
             link.forget_dead();
         }
     }
 
-    /// Dials and offers one connection after the other, until every slot has one, as far
-    /// as it can be known. Returns what stood in the way.
+    /// Dials and offers one connection after the other until every slot has one, as far as
+    /// that can be known. Returns the error that prevented it.
     pub(super) fn fill(&mut self, engine: &Engine, deadline: Deadline) -> Result<Option<Error>> {
         /// For a connection that may not be needed.
         const SHORT_TRY: Duration = Duration::from_secs(2);
-        /// How often the kernel is asked to replace a connection that has ended here: it
-        /// may be about to see that, or another process may have replaced it.
+        /// How often the kernel is asked to replace a connection that has ended here: the
+        /// kernel may not have seen that yet, or another process may have replaced it.
         const MOST_TRIES: u32 = 5;
         let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_millis(800));
         let mut tries = 0;
@@ -224,7 +226,7 @@ impl NbdReconnect {
 
     fn note_that_no_slot_is_dead(&self, engine: &Engine, state: LinkState) {
         if state.unknown == 0
-            && let Some(link) = engine.links().get_mut(&self.index())
+            && let Some(link) = engine.links.lock().get_mut(&self.index())
             && link.backend == self.backend
         {
             link.set_slots_exact();
@@ -232,7 +234,7 @@ impl NbdReconnect {
     }
 }
 
-/// Why no further connection to it is given to a device that has one.
+/// Why a device that serves I/O gets no further connection to this server.
 fn refused(connection: &Connection, differences: &[Difference]) -> Option<Error> {
     let refused = |kind, message: &str| {
         let error = Error::new(

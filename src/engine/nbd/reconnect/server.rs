@@ -1,11 +1,11 @@
-//! A server that a device may have back.
+//! A server to which a device may be connected again.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::nbd::{Connection, Difference, KnownContent, TlsInfo};
 
-/// One server's time to answer.
+/// How long a server may take to answer.
 pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
 
 /// A connection that was dialled, and not offered yet.
@@ -14,7 +14,7 @@ pub(super) struct Server {
     pub(super) stream: OwnedFd,
     pub(super) content: Option<KnownContent>,
     pub(super) tls: Option<TlsInfo>,
-    /// What the server says otherwise than the kernel was told at the connect.
+    /// How the server's export differs from what the kernel was told at the connect.
     pub(super) differences: Vec<Difference>,
 }
 
@@ -32,7 +32,7 @@ impl Server {
         }
     }
 
-    /// Whether it is to be kept from the device.
+    /// Whether its differences forbid connecting the device to it.
     pub(super) fn differs(&self) -> bool {
         self.differences.iter().any(Difference::prevents_reattach)
     }

@@ -1,5 +1,5 @@
-//! Where the volumes of a journal stand, by sysfs alone: nothing is done, and no
-//! device is asked.
+//! The status of a journal's volumes as sysfs alone shows it: nothing is changed, and no
+//! command is sent to a device.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -17,49 +17,48 @@ use crate::nbd::{NbdDevice, TlsInfo};
 use crate::scsi::{self, Identity, ScsiDevice, State};
 use crate::transport::{MissingReason, Route, RouteKind};
 
-/// Where a volume of a journal stands.
+/// The status of a journal's volume.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct VolumeStatus {
     /// The volume.
     pub volume: VolumeId,
-    /// How it is attached, by the journal.
+    /// How it is attached, according to the journal.
     pub spec: VolumeSpec,
-    /// What was begun and has not come to its end.
+    /// The operation that is unfinished.
     pub under_way: Option<Operation>,
-    /// How it stands.
+    /// Its condition.
     pub condition: Condition,
-    /// The same in words.
+    /// Its condition in words.
     pub seen: String,
-    /// The names that its unit gave itself when it was attached; none of NBD.
+    /// The names that its unit reported when it was attached; empty for NBD.
     pub names: Vec<Wwid>,
-    /// The device that was handed out, where it is there.
+    /// The node that was handed out, if its device is there.
     pub node: Option<PathBuf>,
-    /// The size of that in bytes, as the kernel shows it.
+    /// The size of that device in bytes, as the kernel shows it.
     pub size: Option<u64>,
     /// The addresses of the SCSI devices of its unit, sorted.
     pub paths: Vec<Hctl>,
-    /// Those of them that do not run: blocked or offline, for one.
+    /// Those of them that do not run, such as blocked or offline ones.
     pub silent: Vec<Hctl>,
     /// The index of the NBD device.
     pub nbd_index: Option<NbdIndex>,
-    /// The TLS of the NBD device's connections, by this process or else by the journal;
-    /// `None` without TLS.
+    /// The TLS of the NBD device's connections, as this process or else the journal knows
+    /// it; `None` without TLS.
     pub tls: Option<TlsInfo>,
-    /// Addresses of its sources that can be scanned and where no device is.
+    /// Addresses of its sources that can be scanned and have no device.
     pub unscanned: Vec<Hctl>,
-    /// Portals of its sources through which no session leads, where one is to be
-    /// logged in.
+    /// Portals of its sources without a session, if the engine logs in for the volume.
     pub without_session: Vec<Portal>,
     /// Paths that its sources name and that lead nowhere now.
     pub missing: Vec<MissingPath>,
-    /// Why the device itself is to be asked whether this is so. sysfs shows one such
-    /// reason: a path that runs and has no size. Whoever learns of another sets it.
+    /// Why a recovery must ask the device itself. sysfs shows one such reason: a path that
+    /// runs and has no size. A caller that learns of another reason sets it.
     pub verify_reason: Option<String>,
 }
 
 impl VolumeStatus {
-    /// A volume that stands so: for plans that are made without a machine.
+    /// A status with nothing but this condition, for plans that are made without a machine.
     #[must_use]
     pub fn new(volume: VolumeId, spec: VolumeSpec, condition: Condition) -> Self {
         Self {
@@ -82,13 +81,13 @@ impl VolumeStatus {
         }
     }
 
-    /// Whether a repeated attach may bring a path that is not there.
+    /// Whether a repeated attach may bring a path that is missing now.
     #[must_use]
     pub fn lacks_a_path(&self) -> bool {
         !self.unscanned.is_empty() || !self.without_session.is_empty()
     }
 
-    /// A volume that was attached just now.
+    /// The status of a volume that was attached just now.
     #[must_use]
     pub fn attached(volume: VolumeId, spec: VolumeSpec, attachment: &Attachment) -> Self {
         let mut new = Self::new(volume, spec, Condition::Complete);
@@ -118,15 +117,14 @@ impl VolumeStatus {
 }
 
 impl Engine {
-    /// Looks where every volume of the journal stands. Nothing is done, nothing
-    /// waits, and no device is asked: a SCSI unit is known by the names that the
-    /// kernel read when it scanned, an NBD device by its backend id. That an
-    /// array has given an address to another unit since, or that an NBD server is
-    /// away, is therefore not seen here, but by [`recover`](Self::recover), by a
-    /// repeated attach and by a heal. What is changing meanwhile may be seen as
-    /// it was or as it will be.
+    /// Reads the status of every volume of the journal. It changes nothing, does not wait,
+    /// and sends no command to a device: it knows a SCSI unit by the names that the kernel
+    /// read at the scan, and an NBD device by its backend id. So it does not see that an
+    /// array has since given an address to another unit, or that an NBD server is away;
+    /// [`recover`](Self::recover), a repeated attach and a heal see that. A device that
+    /// changes meanwhile may be seen as it was or as it will be.
     ///
-    /// One pass over the machine, however many volumes there are. Minimum kernel:
+    /// It makes one pass over the machine, however many volumes there are. Minimum kernel:
     /// 5.10, for NBD 5.14.
     ///
     /// # Errors
@@ -135,7 +133,7 @@ impl Engine {
         self.survey_where(&journal.records(), |_| true)
     }
 
-    /// The same of a journal that somebody else holds.
+    /// As [`survey`](Self::survey), for a journal that another process may hold.
     ///
     /// # Errors
     /// As [`survey`](Self::survey).
@@ -143,8 +141,8 @@ impl Engine {
         self.survey_where(&journal.records, |_| true)
     }
 
-    /// The same of some volumes; those of which the journal knows nothing are
-    /// left out.
+    /// As [`survey`](Self::survey), for some volumes. Those that the journal does not know
+    /// are left out.
     ///
     /// # Errors
     /// As [`survey`](Self::survey).
@@ -156,7 +154,7 @@ impl Engine {
         self.survey_where(&journal.records(), |volume| volumes.contains(volume))
     }
 
-    /// The same of records that are no journal's.
+    /// As [`survey`](Self::survey), for records that are in no journal.
     pub(in crate::engine) fn survey_records(
         &self,
         records: &[Record],
@@ -170,7 +168,7 @@ impl Engine {
         wanted: impl Fn(&VolumeId) -> bool,
     ) -> Result<Vec<VolumeStatus>> {
         let mut snapshot = SysfsSnapshot::default();
-        // Whose unit it is, where a volume's own is not known yet.
+        // A unit with a known owner is not that of a volume whose own unit is not known yet.
         for record in records {
             let mut names = record.outcome.iter().flat_map(|outcome| &outcome.names);
             if let Some(name) = names.find(|name| name.is_unique()) {
@@ -330,7 +328,8 @@ impl Engine {
         Ok(Observed::answers(what, handed_out))
     }
 
-    /// Where the volume's sources lead; what cannot be said is missing.
+    /// The routes of the volume's sources. An address whose route cannot be read counts as
+    /// missing.
     fn survey_routes(&self, found: &mut VolumeStatus) -> Vec<Route> {
         let mut routes: Vec<Route> = Vec::new();
         let log_in = found.spec.log_in.as_ref();
@@ -350,7 +349,7 @@ impl Engine {
     }
 }
 
-/// A device that goes away while we look has none.
+/// The disk's size; `None` if the disk goes away meanwhile.
 fn size_if_there(disk: &BlockDevice) -> Result<Option<u64>> {
     match disk.size() {
         Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
@@ -365,11 +364,11 @@ struct SysfsSnapshot {
     by_name: HashMap<Wwid, Vec<usize>>,
     taken: BTreeSet<Hctl>,
     nbd: HashMap<String, Vec<NbdDevice>>,
-    /// The volume that a unit is, by its strongest name.
+    /// The volume to which a unit belongs, by a unique name of the unit.
     owners: HashMap<Wwid, VolumeId>,
 }
 
-/// A SCSI device, and what the kernel scanned it as.
+/// A SCSI device, and the identity that the kernel read at the scan.
 struct Scanned {
     device: ScsiDevice,
     identity: Identity,
@@ -394,7 +393,7 @@ impl SysfsSnapshot {
             let read = || Ok::<_, Error>((device.cached_identity()?, device.state()?));
             let (identity, state) = match read() {
                 Ok(read) => read,
-                // It goes away while we look, what it shows before its directory.
+                // The device goes away meanwhile, its attributes before its directory.
                 Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => continue,
                 Err(error) => return Err(error),
             };
