@@ -272,3 +272,16 @@ fn a_device_of_nbdkit_grows_over_tls_with_one_connection_and_with_two() {
         grows(&server, &certificates, &store, connections);
     }
 }
+
+/// `nbd-server` looks at the size of its file for each client.
+#[test]
+fn a_device_of_nbd_server_grows_over_tls_with_one_connection_and_with_two() {
+    let _module = module(1);
+    let certificates = Certificates::new("tls");
+    certificates.give_to_client();
+    for connections in [1, 2] {
+        let store = Store::sparse(8 * MIB as u64);
+        let server = nbd_server(&certificates, store.path());
+        grows(&server, &certificates, &store, connections);
+    }
+}
