@@ -152,10 +152,14 @@ impl Error {
         self.0.kind
     }
 
-    /// Whether repeating the call can help.
+    /// Whether repeating the call can help. A failure at stage `tls` depends on files, on the
+    /// server's settings and on modules of the kernel, which all change without the caller.
     #[must_use]
     pub fn retry(&self) -> Retry {
-        self.0.kind.retry()
+        match (self.0.kind.retry(), self.0.stage) {
+            (Retry::Never, Some(Stage::Tls)) => Retry::AfterChange,
+            (retry, _) => retry,
+        }
     }
 
     /// The stage at which the failure happened.

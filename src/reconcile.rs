@@ -51,6 +51,7 @@ mod failure_publisher;
 mod followers;
 mod job;
 mod jobs;
+mod observed;
 mod options;
 mod path_retry;
 mod plan;
