@@ -12,6 +12,7 @@ pub(crate) mod file_servers;
 pub mod file_system;
 pub(crate) mod generic_nodes;
 pub(crate) mod genl;
+pub(crate) mod given_up;
 pub(crate) mod iscsi_netlink;
 mod locks;
 pub(crate) mod loops;

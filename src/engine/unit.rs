@@ -228,7 +228,9 @@ pub(super) fn is_vanishing(device: &ScsiDevice, error: &Error) -> bool {
 /// The error for a unit that is not the expected one.
 pub(super) fn mismatch(expected: &Wwid, at: &str, found: &Identity) -> Error {
     let message = format!("expected {expected} at {at}, but the unit there reports {found}");
-    Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify)
+    Error::new(ErrorKind::IdentityMismatch, message)
+        .at(Stage::Identify)
+        .with_found(&found.names)
 }
 
 #[cfg(test)]

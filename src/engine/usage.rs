@@ -27,11 +27,11 @@ mod not_looked_at;
 
 use super::Engine;
 use crate::deadline::Deadline;
+pub use crate::error::Holder;
 use crate::error::{Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
 use crate::scsi::ScsiDevice;
-pub use holder::Holder;
 use judge::refuse_named;
 pub(super) use judge::{Act, Usage, refuse};
 pub(super) use look::{Extent, Users};

@@ -66,7 +66,7 @@ pub fn negotiate(
 /// of TLS.
 ///
 /// # Errors
-/// Those of [`negotiate`]; `NotSupported` if the server has no TLS.
+/// Those of [`negotiate`]; `NotSupported` at stage `tls` if the server has no TLS.
 #[cfg(feature = "tls")]
 pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Greeting> {
     const WHAT: &str = "the reply to STARTTLS";
@@ -83,7 +83,7 @@ pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) ->
         // nbdkit answers that its policy forbids TLS. Other servers do not know the
         // option.
         let refused = refusal.into_error("TLS, which it may not have");
-        Err(refused.with_kind(ErrorKind::NotSupported))
+        Err(refused.with_kind(ErrorKind::NotSupported).at(Stage::Tls))
     })
 }
 

@@ -21,18 +21,19 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustls::client::ResolvesClientCert;
+use rustls::client::{ResolvesClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::ServerName;
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ClientConnection, SignatureScheme, SupportedCipherSuite, version};
 
+use self::certificate::Trust;
 use self::certificates::Certificates;
 pub(crate) use self::hand_over::ciphers_of_kernel;
 use self::record::RecordReader;
 use super::export::Export;
 use super::handshake::{self, DiscoveredExport, Greeting, ListedExport};
-use super::tls_info::TlsInfo;
+use super::tls_info::{ServerCertificate, TlsInfo};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
@@ -51,8 +52,7 @@ pub(super) fn negotiate(
 ) -> Result<(Export, TlsInfo)> {
     let (export, session) = agree(stream, server, name, deadline)?;
     let info = session
-        .and_then(|session| {
-            let certificate = certificate::of_server(&session)?;
+        .and_then(|(session, certificate)| {
             let (version, cipher) = hand_over::to_kernel(session, stream)?;
             Ok(TlsInfo {
                 version,
@@ -65,14 +65,14 @@ pub(super) fn negotiate(
     Ok((export, info))
 }
 
-/// Does the part that goes through rustls. The inner error means that the server sent more
-/// than was read.
+/// Does the part that goes through rustls. The inner error is about what the server sent: more
+/// than was read, or a certificate that cannot be read.
 fn agree(
     stream: &OwnedFd,
     server: &NbdServer,
     name: &str,
     deadline: Deadline,
-) -> Result<(Export, Result<ClientConnection>)> {
+) -> Result<(Export, Result<(ClientConnection, ServerCertificate)>)> {
     talk(stream, server, deadline, |greeting, secured| {
         handshake::negotiate_in_tls(greeting, secured, name, deadline)
     })
@@ -110,7 +110,7 @@ fn talk<'a, T>(
     server: &NbdServer,
     deadline: Deadline,
     ask: impl FnOnce(Greeting, &mut Secured<'a>) -> Result<T>,
-) -> Result<(T, Result<ClientConnection>)> {
+) -> Result<(T, Result<(ClientConnection, ServerCertificate)>)> {
     let NbdServer::Tls {
         host,
         certificates,
@@ -125,7 +125,7 @@ fn talk<'a, T>(
     let certificates = Certificates::read(certificates.as_deref(), deadline);
     let certificates = certificates.map_err(|error| error.at(Stage::Tls))?;
     let begun = begin(name, certificates);
-    let (session, request) = begun.map_err(|error| error.at(Stage::Tls))?;
+    let (session, request, trust) = begun.map_err(|error| error.at(Stage::Tls))?;
 
     let socket = stream.as_fd();
     let greeting = handshake::start_tls(&mut DeadlineStream::new(socket, deadline), deadline)?;
@@ -148,13 +148,17 @@ fn talk<'a, T>(
         }
         None => error,
     })?;
-    Ok((answer, secured.into_session()))
+    let session = secured.into_session().and_then(|session| {
+        let certificate = certificate::of_server(&session, &trust)?;
+        Ok((session, certificate))
+    });
+    Ok((answer, session))
 }
 
 fn begin(
     name: &str,
     certificates: Certificates,
-) -> Result<(ClientConnection, Arc<CertificateRequest>)> {
+) -> Result<(ClientConnection, Arc<CertificateRequest>, Trust)> {
     use ring::cipher_suite as suite;
     const SUITES: [SupportedCipherSuite; 3] = [
         suite::TLS13_CHACHA20_POLY1305_SHA256,
@@ -179,15 +183,27 @@ fn begin(
         request.own = Some(Arc::new(own));
     }
     let request = Arc::new(request);
-    let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
+    let provider = Arc::new(provider);
+    let authorities = Arc::new(certificates.authorities);
+    // A list counts although it is outdated. Of a certificate of which no list speaks it is
+    // not known that it was revoked.
+    let verifier = WebPkiServerVerifier::builder_with_provider(authorities, Arc::clone(&provider))
+        .with_crls(certificates.revoked)
+        .allow_unknown_revocation_status()
+        .build()
+        .map_err(|error| {
+            let message = format!("ca-cert.pem or ca-crl.pem cannot be used: {error}");
+            Error::new(ErrorKind::InvalidInput, message)
+        })?;
+    let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&version::TLS13, &version::TLS12])
         .map_err(unusable)?
-        .with_root_certificates(certificates.authorities)
+        .with_webpki_verifier(Arc::clone(&verifier))
         .with_client_cert_resolver(Arc::<CertificateRequest>::clone(&request));
     config.enable_secret_extraction = true;
     config.resumption = rustls::client::Resumption::disabled();
-    let session = ClientConnection::new(Arc::new(config), peer).map_err(unusable)?;
-    Ok((session, request))
+    let session = ClientConnection::new(Arc::new(config), peer.clone()).map_err(unusable)?;
+    Ok((session, request, Trust { peer, verifier }))
 }
 
 /// The client's certificate, which a server may ask for, and whether the server did.

@@ -50,7 +50,8 @@ pub struct ServerCertificate {
     /// Its subject as RFC 4514 writes names, such as `CN=storage.example`; empty if it has
     /// only alternative names.
     pub subject: String,
-    /// The time after which no client accepts it. RFC 3339 when serialised.
+    /// The time after which lunbd no longer accepts it: its end, or the end of an
+    /// intermediate certificate on which it depends. RFC 3339 when serialised.
     #[cfg_attr(feature = "serde", serde(with = "rfc3339"))]
     pub valid_until: SystemTime,
 }

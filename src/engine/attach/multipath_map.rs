@@ -230,7 +230,7 @@ impl Engine {
                     map.uuid()
                 );
                 let error = Error::new(ErrorKind::IdentityMismatch, message);
-                return Err(error.at(Stage::Map));
+                return Err(error.at(Stage::Map).with_found(&identity.names));
             }
             whole = Some(map);
         }

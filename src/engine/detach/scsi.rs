@@ -202,7 +202,8 @@ impl Engine {
                     first.device.hctl(),
                     first.identity_now.of()
                 );
-                return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+                let error = Error::new(ErrorKind::IdentityMismatch, message);
+                return Err(error.at(Stage::Identify).with_found(&identity.names));
             }
             first.get_or_insert(path);
             names.extend(identity.names.iter().cloned());

@@ -143,7 +143,9 @@ pub(super) fn refuse_named(device: &str, users: &[Holder]) -> Error {
         names.join(", ")
     };
     let message = format!("{device} is in use: {by}");
-    Error::new(ErrorKind::InUse, message).at(Stage::Claim)
+    Error::new(ErrorKind::InUse, message)
+        .at(Stage::Claim)
+        .with_holders(users)
 }
 
 #[cfg(test)]

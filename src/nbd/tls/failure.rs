@@ -43,14 +43,17 @@ pub(super) fn of_tls(error: &TlsError, name: &str) -> Error {
     Error::new(kind, message).at(Stage::Tls)
 }
 
-/// The error if the server ended the connection after it had asked for a certificate of the
-/// client.
+/// The error if the server ended the connection, without an alert, after it had asked for a
+/// certificate of the client.
 pub(super) fn of_certificate(name: &str, was_shown: bool) -> Error {
-    let (kind, why) = received(if was_shown {
-        AlertDescription::BadCertificate
+    let (kind, why) = if was_shown {
+        // A server that was killed has accepted it.
+        let why = "it ended the connection when it had client-cert.pem of \
+                   tls-certificates=DIRECTORY: it has stopped, or does not accept the certificate";
+        (ErrorKind::Unreachable, why)
     } else {
-        AlertDescription::CertificateRequired
-    });
+        received(AlertDescription::CertificateRequired)
+    };
     let message = format!("no TLS with the NBD server {name}: {why}");
     Error::new(kind, message).at(Stage::Tls)
 }
