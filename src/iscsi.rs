@@ -48,8 +48,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// The peer's name in errors.
 const PEER: &str = "the iSCSI target";
 
-fn broken(field: &str, found: impl fmt::Display, expected: &str) -> Error {
-    Error::broken(PEER, field, found, expected)
+fn violation(field: &str, found: impl fmt::Display, expected: &str) -> Error {
+    Error::protocol_violation(PEER, field, found, expected)
 }
 
 fn random(bytes: &mut [u8]) -> Result<()> {

@@ -51,12 +51,14 @@ mod failure_publisher;
 mod followers;
 mod job;
 mod jobs;
+mod observed;
 mod options;
 mod path_retry;
 mod plan;
 mod queues;
 mod reconciler;
 mod refresh;
+mod resource;
 mod session_recovery;
 mod state;
 #[cfg(feature = "metrics")]

@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::sys::utsname::uname;
 
-use super::{Roots, sysfs};
+use super::{Roots, process, sysfs};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The capabilities that the engine uses, of the process's effective set
@@ -30,6 +30,17 @@ impl Capabilities {
             .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
             .map(Self)
             .ok_or_else(|| Error::new(ErrorKind::Io, "no CapEff line").with_path(path))
+    }
+
+    /// The capabilities that this process has over the machine. A process in another user
+    /// namespace has none: its capabilities hold in that namespace alone
+    /// (`user_namespaces(7)`).
+    pub fn over_the_machine(roots: &Roots) -> Result<Self> {
+        if process::is_in_initial_user_namespace(roots) {
+            Self::effective(roots)
+        } else {
+            Ok(Self(0))
+        }
     }
 
     /// For ioctls of block devices, and for SCSI commands.

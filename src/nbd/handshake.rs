@@ -25,7 +25,7 @@ use self::server::Server;
 pub(super) use self::wire::Greeting;
 use self::wire::{OptionCode, ReplyHeader};
 use super::export::Export;
-use super::violation::broken;
+use super::violation::violation;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
@@ -41,7 +41,7 @@ const MOST_EXPORTS: usize = 65_536;
 /// read.
 ///
 /// The stream's own reads and writes must end when `deadline` passes, as those of
-/// [`dial`](super::dial) do. This function checks the deadline only between them.
+/// [`dial`](super::dial()) do. This function checks the deadline only between them.
 ///
 /// # Errors
 /// `Unreachable` if the server closes or the connection breaks; `Protocol`, with the
@@ -201,7 +201,7 @@ fn ask_for<S: Read + Write>(
             kind => return Refusal::decode(kind, &payload).map(Answer::Refused),
         }
     }
-    Err(broken(
+    Err(violation(
         "number of replies to OPT_GO or OPT_INFO",
         "too large",
         "at most 64 before the ACK",
@@ -243,7 +243,7 @@ fn read_list<S: Read + Write>(
         }
         length += payload.len();
     }
-    Err(broken(
+    Err(violation(
         "list of exports",
         "too long",
         "at most 65536 exports and 4 MiB",

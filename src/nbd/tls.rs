@@ -43,7 +43,7 @@ use crate::kernel::stream::DeadlineStream;
 /// of the connection.
 ///
 /// # Errors
-/// As [`dial`](super::dial) says.
+/// As [`dial`](super::dial()) says.
 pub(super) fn negotiate(
     stream: &OwnedFd,
     server: &NbdServer,

@@ -42,12 +42,21 @@ pub(super) struct Job {
     pub(super) priority: Priority,
     /// From when on it may be retried.
     pub(super) due: Option<Instant>,
-    /// The server, target or host whose limit of concurrent steps it counts for.
+    /// The server, target or host of its volume.
     pub(super) place: Option<String>,
+    /// Whether it counts for the limit of concurrent steps at its place.
+    pub(super) is_limited: bool,
     /// The volume does not serve I/O, or its step failed before.
     pub(super) is_failing: bool,
     pub(super) tries: u32,
     pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
+}
+
+impl Job {
+    /// The place whose limit of concurrent steps it counts for.
+    pub(super) fn limited_place(&self) -> Option<&str> {
+        self.place.as_deref().filter(|_| self.is_limited)
+    }
 }
 
 /// The result of a step.

@@ -77,11 +77,11 @@ impl State {
             };
             let spec = wanted.or_else(|| Some(&self.actual.get(&step.volume)?.spec));
             let source = spec.and_then(|spec| spec.sources.first());
-            let is_counted = match priority {
+            let is_limited = match priority {
                 Priority::Fresh => step.kind == StepKind::Heal,
                 priority => priority == Priority::Again,
             };
-            let place = source.filter(|_| is_counted).map(place_of);
+            let place = source.map(place_of);
             let mut tries = 0;
             if let Some(failure) = &tracked.failure {
                 tries = failure.tries;
@@ -105,6 +105,7 @@ impl State {
                 priority,
                 due: tracked.failure.as_ref().and_then(|failure| failure.next),
                 place,
+                is_limited,
                 is_failing: again || tracked.lost,
                 tries,
                 reconnect_handle: None,
@@ -150,7 +151,8 @@ impl State {
                 tracked.died = None;
             }
             job.began = Instant::now();
-            let (volume, place) = (job.step.volume.clone(), job.place.clone());
+            let place = job.limited_place().map(str::to_owned);
+            let volume = job.step.volume.clone();
             self.workers.begin(volume, job.priority, place, job.began);
             return Some(job);
         }

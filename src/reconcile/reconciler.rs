@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +21,7 @@ use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, ReapReport, ReapRequest, VolumeStatus};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
+use crate::kernel::threads;
 
 /// Keeps the volumes of a journal as they are wanted. It is shared by reference: one thread
 /// [runs](Self::run) it, others set what is wanted, wait for volumes, and follow the events.
@@ -276,7 +276,7 @@ impl Reconciler {
             let start_worker = || {
                 let worker = thread::Builder::new().name("lunbd-reconcile".to_owned());
                 let started = worker.spawn_scoped(scope, || self.work(driving.until));
-                started.map_err(|error| not_started(&error))?;
+                started.map_err(|error| threads::not_started(&error).at(Stage::Converge))?;
                 self.shared.state().workers.start_one();
                 Ok(())
             };
@@ -284,7 +284,9 @@ impl Reconciler {
             let start_keeper = || {
                 let keeper = thread::Builder::new().name("lunbd-keep".to_owned());
                 let started = keeper.spawn_scoped(scope, || self.recover_sessions());
-                started.map(drop).map_err(|error| not_started(&error))
+                started
+                    .map(drop)
+                    .map_err(|error| threads::not_started(&error).at(Stage::Converge))
             };
             if driving.until.is_none() {
                 self.shared.state().workers.want_recovery();
@@ -460,10 +462,6 @@ impl Drop for EndOfWork<'_> {
         self.0.work.notify_all();
         self.0.changed.notify_all();
     }
-}
-
-fn not_started(error: &io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(Stage::Converge)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub(super) fn addresses_that_may_be(
         let (dir, below) = (&dir, &format!("{name}/"));
         let names = Identity::of_page_83(&Cached { dir, below });
         // A device that cannot be read here gets a closer look later.
-        if names.is_ok_and(|names| !names.first().is_some_and(&is_wanted)) {
+        if names.is_ok_and(|names| names.first().is_some_and(|name| !is_wanted(name))) {
             continue;
         }
         addresses.push(hctl);

@@ -83,9 +83,9 @@ pub(crate) fn a_second_detach_of_a_volume_answers_as_the_first_did_until_somethi
     // A detach by the source gives the same answer.
     let read = || engine.read_journal_at(&machine.journal(), soon()).unwrap();
     let by_source = DetachRequest::new(source.clone());
-    assert_eq!(engine.volume_of(&read(), &by_source).unwrap(), None);
+    assert_eq!(engine.volume_of(&read(), &by_source, soon()).unwrap(), None);
     let again = engine
-        .detachment_before(&read(), &by_source)
+        .detachment_before(&read(), &by_source, soon())
         .unwrap()
         .unwrap();
     assert!(again.safe_to_unmap, "{again:?}");
@@ -120,7 +120,7 @@ pub(crate) fn the_volume_of_a_source_a_node_or_a_name_is_found_in_a_journal<M: M
     let read = || engine.read_journal_at(&machine.journal(), soon()).unwrap();
     let volume_of = |target: DetachTarget| {
         let request = DetachRequest::new(target);
-        engine.volume_of(&read(), &request).unwrap()
+        engine.volume_of(&read(), &request, soon()).unwrap()
     };
     let name = attached.identity().unwrap().wwid().unwrap().clone();
     let mut targets = vec![

@@ -124,6 +124,8 @@ pub(crate) enum Command {
         /// The command; by default lunbd itself.
         command: Option<String>,
     },
+    /// Print the JSON Schema of the objects that --json prints.
+    Schema,
 }
 
 #[derive(Debug, Args)]

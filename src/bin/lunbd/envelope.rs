@@ -10,6 +10,7 @@ const VERSION: u32 = 1;
 
 /// What an object is, as its `type` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, strum::IntoStaticStr)]
+#[cfg_attr(test, derive(strum::EnumIter))]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum Type {
@@ -76,6 +77,7 @@ pub(crate) fn around(of: Type, object: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use strum::IntoEnumIterator as _;
 
     use super::*;
 
@@ -89,6 +91,21 @@ mod tests {
         assert_eq!(written, expected);
         let text: Value = serde_json::from_str(&around(Type::Log, &body.to_string())).unwrap();
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn the_schema_has_each_type_and_no_other() {
+        let schema = include_str!("../../../docs/lunbd.schema.json");
+        let schema: Value = serde_json::from_str(schema).unwrap();
+        let types: Vec<Value> = Type::iter()
+            .map(|of| json!({"$ref": format!("#/$defs/{}", <&str>::from(of))}))
+            .collect();
+        assert_eq!(schema["oneOf"], json!(types));
+        for of in Type::iter().map(<&str>::from) {
+            let properties = &schema["$defs"][of]["properties"];
+            assert_eq!(properties["type"]["const"], of);
+            assert_eq!(properties["v"]["const"], VERSION);
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! `lunbd completions` and `lunbd man`, generated from the definitions that the command
-//! itself parses.
+//! itself parses, and `lunbd schema`.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -18,6 +18,12 @@ pub(crate) fn completions(shell: Shell) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), NAME, &mut script);
     exit::print(|out| out.write_all(&script))
+}
+
+/// Prints the schema that the tests compare each JSON output with.
+pub(crate) fn schema() -> ExitCode {
+    const SCHEMA: &str = include_str!("../../../docs/lunbd.schema.json");
+    exit::print(|out| out.write_all(SCHEMA.as_bytes()))
 }
 
 /// # Errors

@@ -12,6 +12,7 @@ use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::envelope::{self, Type};
+use crate::in_seconds::InSeconds;
 use crate::list::{self, Listed};
 use crate::{arguments, attach, exit, recover, table};
 
@@ -108,7 +109,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
     };
     let printed = exit::print(|mut out| {
         if json {
-            envelope::write(&mut out, Type::Status, &status)
+            envelope::write(&mut out, Type::Status, &InSeconds(&status))
         } else {
             write(out, &status)
         }

@@ -1,24 +1,22 @@
 //! The steps of one NBD attach, from top to bottom.
 
+mod connect;
 mod content;
 mod existing;
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::deadline::{Backoff, Deadline};
+use self::connect::{Connected, Offer};
+use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment, Unit};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::receivers::{self, Receives};
 use crate::engine::timing::StageTimer;
-use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
-use crate::kernel::{Roots, blockdev};
-use crate::nbd::{
-    self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State, TlsInfo,
-};
+use crate::id::{BackendId, ContentName, NbdUri};
+use crate::kernel::blockdev;
+use crate::nbd::{self, Connection, Content, Export, Link, NbdDevice, TlsInfo};
 use crate::uevent::Watch;
 
 impl Engine {
@@ -73,21 +71,7 @@ impl Engine {
     ) -> Result<Option<Attachment>> {
         let roots = self.roots();
         timer.enter(Stage::Dial);
-        let dial = || {
-            let request_timeout = request.nbd.timeouts().request;
-            nbd::dial_for_device(uri, Some(request_timeout), deadline)
-        };
-        let first = dial()?;
-        let (export, tls) = (first.export.clone(), first.tls.clone());
-        let mut connections = vec![first];
-        let wanted = usize::from(request.nbd.connections.get());
-        while connections.len() < wanted && export.can_multi_conn() {
-            let next = dial()?;
-            if next.export != export {
-                return Err(content::serves_two());
-            }
-            connections.push(next);
-        }
+        let (connections, export, tls) = dial_all(uri, request, deadline)?;
         let export = if request.nbd.read_only {
             export.made_read_only()
         } else {
@@ -191,108 +175,6 @@ impl Engine {
         Ok(found.pop())
     }
 
-    /// Connects the first free device, or the one that the caller requested.
-    fn connect_free(&self, offer: &Offer<'_>, deadline: Deadline) -> Result<Connected> {
-        if let Some(index) = offer.request.nbd.index {
-            let lock = DeviceLock::take(self.roots(), &index.name(), deadline)?;
-            return self.connect(offer, index, lock, true, deadline);
-        }
-        let mut events = self.hub().watch("block");
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
-        loop {
-            let refused = match self.try_connect_free(offer, deadline)? {
-                Ok(connected) => return Ok(connected),
-                Err(refused) => refused,
-            };
-            // Other processes work on all devices, even on the next one to be created, or
-            // udev's probes have them open for a moment.
-            self.backends.lock().invalidate();
-            if deadline.has_passed() {
-                let message = "no NBD device is free";
-                let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
-                return Err(match refused {
-                    Some(cause) => error.caused_by(cause),
-                    None => error,
-                });
-            }
-            events.next(deadline.at_most(pauses.pause()));
-        }
-    }
-
-    /// Tries each free device once. If none can be connected, returns the last refusal.
-    fn try_connect_free(
-        &self,
-        offer: &Offer<'_>,
-        deadline: Deadline,
-    ) -> Result<Result<Connected, Option<Error>>> {
-        let mut refused = None;
-        let candidates = self.backends.lock().candidates(self.roots())?;
-        for index in candidates {
-            let Some(lock) = DeviceLock::try_take(self.roots(), &index.name())? else {
-                continue;
-            };
-            if let Some(device) = NbdDevice::find(self.roots(), index)?
-                && let Some(facts) = device.facts_if_present()?
-                && facts.state(&nbd::Hints::default()) != State::Free
-            {
-                continue;
-            }
-            match self.connect(offer, index, lock, false, deadline) {
-                Ok(connected) => return Ok(Ok(connected)),
-                Err(error) => match nbd::Refusal::of(&error) {
-                    Some(
-                        nbd::Refusal::OpenedByOther
-                        | nbd::Refusal::Connected
-                        | nbd::Refusal::Raced
-                        | nbd::Refusal::GoingDown,
-                    ) => refused = Some(error),
-                    _ => return Err(error),
-                },
-            }
-        }
-        Ok(Err(refused))
-    }
-
-    /// Connects this device. With `patient`, since no other device would do, it waits for a
-    /// probe that has the node open.
-    fn connect(
-        &self,
-        offer: &Offer<'_>,
-        index: NbdIndex,
-        lock: DeviceLock,
-        patient: bool,
-        deadline: Deadline,
-    ) -> Result<Connected> {
-        let roots = self.roots();
-        forget_last_connection(roots, index)?;
-        let before = NbdDevice::find(roots, index)?;
-        let written = before.map_or(Ok(0), |device| device.written())?;
-        // The watch begins before the connect, or it could miss the connect's event.
-        let mut watch = self.hub().watch(&index.name());
-        loop {
-            let Err(refused) = offer.connect(index)?.send(roots, deadline) else {
-                break;
-            };
-            // A probe of udev has the node open for a moment, and that alone makes the
-            // kernel refuse. Its close is an event.
-            let open = nbd::Refusal::of(&refused) == Some(nbd::Refusal::OpenedByOther);
-            if !open || !patient {
-                return Err(refused);
-            }
-            nbd::wait_until_closed(roots, index, &mut watch, deadline, refused)?;
-        }
-        let device = NbdDevice::find(roots, index)?.ok_or_else(|| {
-            let message = format!("nbd{index} went away as soon as it was connected");
-            Error::new(ErrorKind::Vanished, message).at(Stage::Connect)
-        })?;
-        Ok(Connected {
-            device,
-            written,
-            watch,
-            _lock: lock,
-        })
-    }
-
     fn prove_nbd(
         &self,
         device: &NbdDevice,
@@ -334,6 +216,31 @@ impl Engine {
             changed: true,
         })
     }
+}
+
+/// Dials as many connections as the request wants and the server takes. Also returns what the
+/// first one serves, and its TLS.
+fn dial_all(
+    uri: &NbdUri,
+    request: &AttachRequest,
+    deadline: Deadline,
+) -> Result<(Vec<Connection>, Export, Option<TlsInfo>)> {
+    let dial = || {
+        let request_timeout = request.nbd.timeouts().request;
+        nbd::dial_for_device(uri, Some(request_timeout), deadline)
+    };
+    let first = dial()?;
+    let (export, tls) = (first.export.clone(), first.tls.clone());
+    let mut connections = vec![first];
+    let wanted = usize::from(request.nbd.connections.get());
+    while connections.len() < wanted && export.can_multi_conn() {
+        let next = dial()?;
+        if next.export != export {
+            return Err(content::serves_two());
+        }
+        connections.push(next);
+    }
+    Ok((connections, export, tls))
 }
 
 /// What an attach learned of an export over its connection.
@@ -382,79 +289,6 @@ fn limit_as_served(device: &NbdDevice, uri: &NbdUri, timer: &mut StageTimer, dea
         .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));
     if let Err(error) = limited {
         tracing::warn!(%error, %uri, "requests may be longer than the server accepts");
-    }
-}
-
-/// Clears the failed flush of an earlier connection: its loss does not concern the next
-/// connection. The kernel numbers the lives of a disk, and a new connection begins no new one.
-fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<()> {
-    if let Some(device) = NbdDevice::find(roots, index)?
-        && device.pid()?.is_none()
-    {
-        let failures = FailedFlush::of(roots, device.disk())?;
-        if failures.read()?.is_some() {
-            failures.clear();
-        }
-    }
-    Ok(())
-}
-
-/// A device that was just connected.
-struct Connected {
-    device: NbdDevice,
-    /// The disk's write counter before it was connected.
-    written: u64,
-    watch: Watch,
-    _lock: DeviceLock,
-}
-
-/// The connections and the settings that are offered to the kernel.
-struct Offer<'a> {
-    request: &'a AttachRequest,
-    backend: &'a BackendId,
-    export: &'a Export,
-    geometry: Geometry,
-    sockets: Vec<OwnedFd>,
-}
-
-impl Offer<'_> {
-    /// The command, with duplicates of the sockets: the kernel takes the connections, and this
-    /// process keeps its own sockets to be able to shut them down.
-    fn connect(&self, index: NbdIndex) -> Result<Connect> {
-        let sockets = nbd::duplicate(&self.sockets)?;
-        let timeouts = self.request.nbd.timeouts();
-        Ok(Connect::new(sockets, self.geometry.size, timeouts)
-            .index(index)
-            .block_size(self.geometry.block_size)
-            .server_flags(self.export.flags)
-            .backend(self.backend.clone()))
-    }
-
-    /// Checks that what was read back is what was offered.
-    fn compare(&self, attachment: &Attachment) -> Result<()> {
-        let differs = |what: &str, found: &str, expected: &str| {
-            let node = attachment.node.display();
-            let message = format!("{node} has {what} {found}, expected {expected}");
-            Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
-        };
-        if attachment.size != self.geometry.size {
-            let (found, expected) = (attachment.size, self.geometry.size);
-            return differs("size", &found.to_string(), &expected.to_string());
-        }
-        let read_only = self.export.flags.contains(ExportFlags::READ_ONLY);
-        if attachment.read_only != read_only {
-            let found = attachment.read_only.to_string();
-            return differs("read-only", &found, &read_only.to_string());
-        }
-        match &attachment.unit {
-            Unit::Nbd {
-                backend: Some(found),
-                ..
-            } if found != self.backend => {
-                differs("backend id", found.as_str(), self.backend.as_str())
-            }
-            _ => Ok(()),
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Answer, ask_for, greet, read_list, with_handshake_stage};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nbd::export::Export;
-use crate::nbd::violation::broken;
+use crate::nbd::violation::violation;
 
 /// The limit for all answers about exports together, in bytes. Each of 65,536 exports needs 26
 /// bytes for its size, flags and block sizes.
@@ -96,7 +96,11 @@ fn ask<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<DiscoveredExpo
         };
         if length > LONGEST_ANSWERS {
             let expected = "at most 8 MiB for all exports together";
-            return Err(broken("description of the exports", "too long", expected));
+            return Err(violation(
+                "description of the exports",
+                "too long",
+                expected,
+            ));
         }
         let (export, error) = match told {
             Ok(export) => (Some(export), None),

@@ -184,7 +184,7 @@ impl NbdServer {
         let tls = format!(
             "force_tls = true\ncacertfile = {authority}\ncertfile = {certificate}\nkeyfile = {key}"
         );
-        Self::configured(export, file, &tls, &[])
+        Self::configured(export, file, &tls, &["flush = true"])
     }
 
     fn configured(export: &str, file: &Path, generic: &str, options: &[&str]) -> Self {
@@ -235,6 +235,10 @@ impl NbdServer {
         }
         if let Ready::Writes(path) = &self.ready {
             let _not_there = fs::remove_file(path);
+        }
+        if let Some(pid_file) = self.files.last() {
+            // It may have the pid of the daemon that was killed.
+            let _not_there = fs::remove_file(pid_file);
         }
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).stdin(Stdio::null());

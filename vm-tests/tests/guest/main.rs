@@ -34,6 +34,7 @@ mod iscsi_crash;
 mod iscsi_detach;
 mod iscsi_discovery;
 mod iscsi_faults;
+mod iscsi_foreign_paths;
 mod iscsi_heal_once;
 mod iscsi_identity;
 mod iscsi_in_use;

@@ -14,7 +14,7 @@ use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::certificates::Certificates;
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
-use vm_tests::guest::tls_servers::{address, nbdkit, qemu_nbd, source};
+use vm_tests::guest::tls_servers::{address, nbd_server, nbdkit, qemu_nbd, source};
 use vm_tests::guest::writer::Writer;
 
 const MIB: usize = 1 << 20;
@@ -140,6 +140,24 @@ fn a_server_without_tls_and_one_of_another_authority_get_no_byte_of_the_volume()
     assert!(!Path::new("/sys/block/nbd0/pid").exists());
 }
 
+fn is_healed_after_a_kill(
+    server: &mut NbdServer,
+    certificates: &Certificates,
+    engine: &Engine,
+    writer: &Writer,
+) {
+    writer.goes_on();
+    server.kill();
+    certificates.renew();
+    server.start();
+    let healings = engine.heal(soon()).unwrap();
+    assert!(
+        matches!(healings[0].outcome, HealOutcome::Adopted(_)),
+        "{healings:?}"
+    );
+    writer.goes_on();
+}
+
 #[test]
 fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certificate() {
     let _module = module(2);
@@ -151,16 +169,7 @@ fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certif
     let attachment = attach(&engine, &source);
     let writer = Writer::start(&attachment.node);
     for _ in 0..10 {
-        writer.goes_on();
-        server.kill();
-        certificates.renew();
-        server.start();
-        let healings = engine.heal(soon()).unwrap();
-        assert!(
-            matches!(healings[0].outcome, HealOutcome::Adopted(_)),
-            "{healings:?}"
-        );
-        writer.goes_on();
+        is_healed_after_a_kill(&mut server, &certificates, &engine, &writer);
     }
     // A later process knows the certificates from the id that the kernel keeps.
     server.kill();
@@ -168,6 +177,31 @@ fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certif
     let healings = guest::agent::engine().heal(soon()).unwrap();
     assert!(healings[0].outcome.serves(), "{healings:?}");
     writer.goes_on();
+    writer.end();
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
+/// `nbd-server` asks each client for a certificate where it has a certificate authority.
+#[test]
+fn an_nbd_server_serves_a_client_with_a_certificate_and_is_healed_over_tls_after_kills() {
+    let _module = module(2);
+    let certificates = Certificates::new("tls");
+    let store = Store::sparse(8 * MIB as u64);
+    let mut server = nbd_server(&certificates, store.path());
+    let engine = engine();
+    let source = source(address(&server), "disk", &certificates);
+    let request = AttachRequest::new(source.clone());
+    let refused = engine.attach(&request, soon()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotPermitted, "{refused}");
+    assert_eq!(refused.stage(), Some(Stage::Tls));
+
+    certificates.give_to_client();
+    carries(&server, &certificates, &store);
+    let attachment = attach(&engine, &source);
+    let writer = Writer::start(&attachment.node);
+    for _ in 0..3 {
+        is_healed_after_a_kill(&mut server, &certificates, &engine, &writer);
+    }
     writer.end();
     assert!(engine.detach(source, soon()).unwrap().changed);
 }
@@ -235,6 +269,19 @@ fn a_device_of_nbdkit_grows_over_tls_with_one_connection_and_with_two() {
     for connections in [1, 2] {
         let store = Store::sparse(8 * MIB as u64);
         let server = nbdkit(&certificates, store.path(), &[]);
+        grows(&server, &certificates, &store, connections);
+    }
+}
+
+/// `nbd-server` looks at the size of its file for each client.
+#[test]
+fn a_device_of_nbd_server_grows_over_tls_with_one_connection_and_with_two() {
+    let _module = module(1);
+    let certificates = Certificates::new("tls");
+    certificates.give_to_client();
+    for connections in [1, 2] {
+        let store = Store::sparse(8 * MIB as u64);
+        let server = nbd_server(&certificates, store.path());
         grows(&server, &certificates, &store, connections);
     }
 }

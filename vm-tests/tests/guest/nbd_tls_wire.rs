@@ -103,6 +103,11 @@ fn no_packet_of_a_device_over_tls_has_what_is_written_and_those_of_a_plain_one_h
     assert!(has_plain_text(&packets_of_a_write(plain, &store)));
 }
 
+/// A proxy sends the `KeyUpdate`. No server of `GnuTLS` can be made to send one here: the number
+/// of records after which it sends one is fixed at 2^24 (`lib/record.c`, `_gnutls_send_tlen_int`),
+/// no priority string changes it (`lib/priority.c` has no such option), and it sends none with
+/// ChaCha20-Poly1305 (`lib/algorithms/ciphers.c`, `GNUTLS_CIPHER_FLAG_NO_REKEY`), the only cipher
+/// that lunbd offers.
 #[test]
 fn a_connection_whose_server_renews_its_keys_dies_and_a_heal_loses_nothing() {
     let _module = NbdModule::with_backend_ids(1);

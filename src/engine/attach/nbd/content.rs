@@ -53,7 +53,8 @@ pub(super) fn require_expected(
         None => "content that its server does not let lunbd read".to_owned(),
     };
     let message = format!("the content of {uri} has {found}, expected {expected}");
-    Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
+    let error = Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify);
+    Err(error.with_found(content.unwrap_or_default()))
 }
 
 /// Requires a name that the journal has of the volume, unless the caller accepts any content
@@ -85,7 +86,8 @@ pub(super) fn require_known(
          --accept-content` accepts it, and a detach of the volume forgets the old names",
         spelt_content(known)
     );
-    Err(Error::new(kind, message).at(Stage::Identify))
+    let error = Error::new(kind, message).at(Stage::Identify);
+    Err(error.with_found(content.unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -121,6 +123,8 @@ mod tests {
         for (content, spelt) in [(&["luks"][..], "luks.0a1b"), (&[], "no name")] {
             let refusal = refusal(Some(&["fs"]), Some(content), NbdOptions::default()).unwrap();
             assert_eq!(refusal.kind(), ErrorKind::IdentityMismatch);
+            let found: Vec<String> = names(content).iter().map(ToString::to_string).collect();
+            assert_eq!(refusal.found(), found);
             let text = refusal.to_string();
             for word in [spelt, "had fs.0a1b", "--accept-content"] {
                 assert!(text.contains(word), "{text}");

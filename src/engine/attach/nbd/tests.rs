@@ -3,9 +3,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use super::connect::forget_last_connection;
 use super::*;
 use crate::engine::NbdOptions;
-use crate::id::Source;
+use crate::engine::usage::failed_flush::FailedFlush;
+use crate::id::{NbdIndex, Source};
+use crate::kernel::Roots;
 
 const SOURCE: &str = "nbd://192.0.2.1/vol-7";
 

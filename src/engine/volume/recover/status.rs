@@ -285,7 +285,7 @@ impl Engine {
                     {
                         found.without_session.push(portal.clone());
                     }
-                    found.missing.push(MissingPath::of_route(route.via, &why));
+                    found.missing.push(MissingPath::new(route.via, &why));
                 }
             }
         }
@@ -340,7 +340,7 @@ impl Engine {
                 Err(error) => {
                     if let Source::Scsi(hctl) = source {
                         let via = RouteKind::Address { hctl: *hctl };
-                        found.missing.push(MissingPath::of_error(via, &error));
+                        found.missing.push(MissingPath::new(via, &error));
                     }
                 }
             }

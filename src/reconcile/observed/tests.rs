@@ -3,7 +3,8 @@ use std::time::Duration;
 use super::*;
 use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
+use crate::reconcile::desired::Desired;
 use crate::reconcile::job::{Done, Job};
 use crate::reconcile::options::Options;
 
