@@ -75,6 +75,7 @@ mod nbd_reformat;
 mod nbd_replaced;
 mod nbd_rounds;
 mod nbd_tls;
+mod nbd_tls_kept;
 mod nbd_tls_shown;
 mod nbd_tls_wire;
 mod nbd_two_volumes;
