@@ -100,7 +100,7 @@ fn beside(neighbours: u32, measure: impl FnOnce(&mut dyn FnMut() -> Duration)) {
 
 fn returns(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("a lost volume returns");
-    group.sample_size(20);
+    group.sample_size(10);
     for neighbours in [0, 100, 1000] {
         beside(neighbours, |once| {
             let id = BenchmarkId::new("beside unreachable volumes", neighbours);

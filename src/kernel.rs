@@ -32,6 +32,7 @@ pub(crate) mod tcp;
 pub(crate) mod threads;
 pub(crate) mod udev_record;
 pub(crate) mod unix_socket;
+pub(crate) mod user_namespace;
 pub(crate) mod worker;
 pub(crate) mod written;
 

@@ -59,6 +59,7 @@ mod queues;
 mod reconciler;
 mod refresh;
 mod resource;
+mod run_loop;
 mod session_recovery;
 mod state;
 #[cfg(feature = "metrics")]

@@ -7,6 +7,7 @@ mod multipath_map;
 mod multipathd;
 pub(super) mod nbd;
 pub(super) mod nbd_options;
+mod path_set;
 pub(super) mod request;
 mod rollback;
 mod scsi;

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::iscsi::{self, ConnectionStatus, IscsiSession};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::machine::{self, Capabilities};
-use crate::kernel::{mounts, process, sysfs};
+use crate::kernel::{mounts, process, sysfs, user_namespace};
 use crate::nbd;
 use crate::uevent::{self, Mode};
 
@@ -135,7 +135,7 @@ impl Engine {
 
     fn check_privileges(&self, _: Deadline) -> Result<Check> {
         let held = Capabilities::over_the_machine(self.roots())?;
-        if !process::is_in_initial_user_namespace(self.roots()) {
+        if !user_namespace::is_initial(self.roots()) {
             return Ok(Check::missing(
                 "privileges",
                 "this process is in a user namespace: it has no capability over the machine",

@@ -96,6 +96,7 @@ impl Engine {
         let was_begun = |before: &Record| before.intent.is_some() || before.outcome.is_none();
         let finishing = before.as_ref().is_none_or(was_begun);
         request.finishing = finishing;
+        request.is_recorded = before.is_some();
         let read_last = intent.outcome.as_ref();
         request.known_content = read_last.and_then(|outcome| outcome.content.clone());
         match self.attach(&request, deadline) {

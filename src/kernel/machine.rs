@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::sys::utsname::uname;
 
-use super::{Roots, process, sysfs};
+use super::{Roots, sysfs, user_namespace};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The capabilities that the engine uses, of the process's effective set
@@ -36,7 +36,7 @@ impl Capabilities {
     /// namespace has none: its capabilities hold in that namespace alone
     /// (`user_namespaces(7)`).
     pub fn over_the_machine(roots: &Roots) -> Result<Self> {
-        if process::is_in_initial_user_namespace(roots) {
+        if user_namespace::is_initial(roots) {
             Self::effective(roots)
         } else {
             Ok(Self(0))

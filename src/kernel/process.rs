@@ -1,6 +1,6 @@
 //! Which processes have a device open, and which of them are hidden.
 
-mod descriptors;
+pub(super) mod descriptors;
 mod kernel_threads;
 mod mappings;
 mod opener;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use super::devices::NumberedDevice;
 use super::machine::Capabilities;
-use super::{Roots, sysfs};
+use super::{Roots, sysfs, user_namespace};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use descriptors::{Tables, has_gone, unless_denied, writes};
@@ -34,9 +34,6 @@ pub struct Openers {
 /// The inode of the PID namespace that the machine starts with
 /// (`include/linux/proc_ns.h`, `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-
-/// The same for user namespaces (`PROC_USER_INIT_INO`).
-const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// The processes that `/proc` shows.
 pub(crate) fn pids(roots: &Roots) -> Result<Vec<u32>> {
@@ -77,26 +74,12 @@ pub(crate) fn shows_all_namespaces(roots: &Roots) -> Result<bool> {
     }
 }
 
-/// Whether the capabilities of this process count for the machine's processes: in another
-/// user namespace they count for the processes there alone. A kernel without such namespaces
-/// has only the initial one.
-pub(crate) fn is_in_initial_user_namespace(roots: &Roots) -> bool {
-    has_initial_user_namespace(roots, "self")
-}
-
-fn has_initial_user_namespace(roots: &Roots, process: &str) -> bool {
-    match fs::metadata(roots.proc.join(process).join("ns/user")) {
-        Ok(namespace) => namespace.ino() == INITIAL_USER_NAMESPACE,
-        Err(error) => has_gone(&error),
-    }
-}
-
 /// Whether a process has `CAP_SYS_ADMIN` over the machine. If that cannot be read, the answer
 /// is yes.
 pub(crate) fn may_administer(roots: &Roots, pid: u32) -> bool {
     let process = pid.to_string();
     let capabilities = Capabilities::effective_of(roots, &process);
-    has_initial_user_namespace(roots, &process)
+    user_namespace::is_initial_of(roots, &process)
         && capabilities.map_or(true, Capabilities::sys_admin)
 }
 

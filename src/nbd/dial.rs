@@ -48,8 +48,8 @@ pub struct Connection {
 /// `dial`, `tls` or `handshake`; the errors of [`negotiate`](handshake::negotiate). At
 /// stage `tls`: `IdentityMismatch` if the server's certificate does not prove its name,
 /// `NotPermitted` if the server wants another certificate of the client, `NotSupported` if
-/// both share no cipher or the kernel has no TLS, and `InvalidInput` for files that hold
-/// no certificates.
+/// both share no cipher or the kernel has no TLS, `InvalidInput` for files that hold no
+/// certificates, and `Quarantined` while an earlier read of these files has not returned.
 pub fn dial(uri: &NbdUri, deadline: Deadline) -> Result<Connection> {
     dial_export(uri.server(), uri.export(), deadline)
 }

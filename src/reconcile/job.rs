@@ -22,6 +22,15 @@ pub(super) enum Priority {
     Again,
 }
 
+/// The server, target or host of a step's volume.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) name: String,
+    /// The step is a heal or a retry, so it counts from its beginning. A first attach counts
+    /// when it is slow.
+    pub(super) may_hang: bool,
+}
+
 /// The server, target or host of a source: where one of its volumes hangs, others may
 /// hang as well.
 pub(super) fn place_of(source: &Source) -> String {
@@ -42,21 +51,12 @@ pub(super) struct Job {
     pub(super) priority: Priority,
     /// From when on it may be retried.
     pub(super) due: Option<Instant>,
-    /// The server, target or host of its volume.
-    pub(super) place: Option<String>,
-    /// Whether it counts for the limit of concurrent steps at its place.
-    pub(super) is_limited: bool,
+    /// Where it counts for the limit of concurrent steps.
+    pub(super) place: Option<Place>,
     /// The volume does not serve I/O, or its step failed before.
     pub(super) is_failing: bool,
     pub(super) tries: u32,
     pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
-}
-
-impl Job {
-    /// The place whose limit of concurrent steps it counts for.
-    pub(super) fn limited_place(&self) -> Option<&str> {
-        self.place.as_deref().filter(|_| self.is_limited)
-    }
 }
 
 /// The result of a step.

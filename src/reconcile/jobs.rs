@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::event::Event;
-use super::job::{Done, Job, Priority, place_of};
+use super::job::{Done, Job, Place, Priority, place_of};
 use super::options::Options;
 use super::plan::{StepKind, step_for};
 use super::state::{MAY_HAVE_DIED, State, sooner};
 use super::tracked::{Failure, PathRetry};
 use crate::deadline::{Backoff, jittered};
-use crate::engine::{Condition, VolumeStatus};
+use crate::engine::{Condition, ReconnectHandle, VolumeStatus};
 use crate::error::{Error, ErrorKind, Retry};
 use crate::id::VolumeId;
 
@@ -34,17 +34,7 @@ impl State {
         }
         let mut jobs = Vec::new();
         self.forget_sizes();
-        for (volume, tracked) in &self.tracked {
-            let Some(path_retry) = tracked.path_retry.as_ref().filter(|_| !self.once) else {
-                continue;
-            };
-            if path_retry.at > now {
-                self.retry_at = sooner(self.retry_at, Some(path_retry.at));
-            } else if !tracked.busy {
-                self.refresh.some.insert(volume.clone());
-                self.refresh.soon();
-            }
-        }
+        self.look_for_due_paths(now);
         let run = self.runs();
         for step in self.plan().steps {
             let tracked = self.tracked.entry(step.volume.clone()).or_default();
@@ -65,23 +55,23 @@ impl State {
             if !step.kind.acts() || !step.after.is_empty() {
                 continue;
             }
-            let failed = tracked.failure.as_ref();
-            let is_unblocked = failed.is_some_and(|failure| failure.is_unblocked);
-            let (again, wanted) = (failed.is_some(), self.desired.get(&step.volume));
-            let priority = match (step.kind == StepKind::Detach || wanted.is_none(), again) {
-                (true, false) => Priority::Detach,
-                (true, true) => Priority::DetachAgain,
-                (false, false) => Priority::Fresh,
-                (false, true) if is_unblocked => Priority::Unblocked,
-                (false, true) => Priority::Again,
+            let wanted = self.desired.get(&step.volume);
+            let detaches = step.kind == StepKind::Detach || wanted.is_none();
+            let priority = match &tracked.failure {
+                None if detaches => Priority::Detach,
+                Some(_) if detaches => Priority::DetachAgain,
+                None => Priority::Fresh,
+                Some(failure) if failure.is_unblocked => Priority::Unblocked,
+                Some(_) => Priority::Again,
             };
             let spec = wanted.or_else(|| Some(&self.actual.get(&step.volume)?.spec));
             let source = spec.and_then(|spec| spec.sources.first());
-            let is_limited = match priority {
-                Priority::Fresh => step.kind == StepKind::Heal,
-                priority => priority == Priority::Again,
-            };
-            let place = source.map(place_of);
+            let may_hang = priority == Priority::Again || step.kind == StepKind::Heal;
+            let is_limited = matches!(priority, Priority::Fresh | Priority::Again);
+            let place = source.filter(|_| is_limited).map(|source| Place {
+                name: place_of(source),
+                may_hang,
+            });
             let mut tries = 0;
             if let Some(failure) = &tracked.failure {
                 tries = failure.tries;
@@ -105,8 +95,7 @@ impl State {
                 priority,
                 due: tracked.failure.as_ref().and_then(|failure| failure.next),
                 place,
-                is_limited,
-                is_failing: again || tracked.lost,
+                is_failing: tracked.failure.is_some() || tracked.lost,
                 tries,
                 reconnect_handle: None,
             };
@@ -114,6 +103,21 @@ impl State {
         }
         self.queues.fill(jobs);
         events
+    }
+
+    /// Has the volumes looked at whose missing paths are due for a retry.
+    fn look_for_due_paths(&mut self, now: Instant) {
+        for (volume, tracked) in &self.tracked {
+            let Some(path_retry) = tracked.path_retry.as_ref().filter(|_| !self.once) else {
+                continue;
+            };
+            if path_retry.at > now {
+                self.retry_at = sooner(self.retry_at, Some(path_retry.at));
+            } else if !tracked.busy {
+                self.refresh.some.insert(volume.clone());
+                self.refresh.soon();
+            }
+        }
     }
 
     /// Drops the failure of a resize that is no longer the next step: a volume that is too
@@ -151,8 +155,7 @@ impl State {
                 tracked.died = None;
             }
             job.began = Instant::now();
-            let place = job.limited_place().map(str::to_owned);
-            let volume = job.step.volume.clone();
+            let (volume, place) = (job.step.volume.clone(), job.place.clone());
             self.workers.begin(volume, job.priority, place, job.began);
             return Some(job);
         }
@@ -218,18 +221,8 @@ impl State {
                 error,
                 budget_left,
             } => {
-                let gone = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Vanished);
-                if gone {
-                    self.look_at(volume);
-                }
-                let why = error.to_string();
-                if let Some(there) = self.actual.volumes.get_mut(volume) {
-                    (there.condition, there.seen) = (Condition::LinkDead, why.clone());
-                }
-                self.fail(volume, job.step.kind, error, options);
-                let tracked = self.tracked.entry(volume.clone()).or_default();
-                tracked.reconnect_handle = reconnect_handle.filter(|_| !gone);
-                tracked.lost = true;
+                let kind = job.step.kind;
+                let why = self.disconnected(volume, kind, reconnect_handle, error, options);
                 events.push(Event::Lost {
                     volume: volume.clone(),
                     why,
@@ -254,6 +247,30 @@ impl State {
         let freed = matches!(job.step.kind, StepKind::Detach | StepKind::Finish);
         self.replan |= goes_on || freed || failed || job.generation != self.generation;
         events
+    }
+
+    /// Records that an NBD device has lost its server. Returns why.
+    fn disconnected(
+        &mut self,
+        volume: &VolumeId,
+        kind: StepKind,
+        reconnect_handle: Option<Box<ReconnectHandle>>,
+        error: Error,
+        options: &Options,
+    ) -> String {
+        let gone = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Vanished);
+        if gone {
+            self.look_at(volume);
+        }
+        let why = error.to_string();
+        if let Some(there) = self.actual.volumes.get_mut(volume) {
+            (there.condition, there.seen) = (Condition::LinkDead, why.clone());
+        }
+        self.fail(volume, kind, error, options);
+        let tracked = self.tracked.entry(volume.clone()).or_default();
+        tracked.reconnect_handle = reconnect_handle.filter(|_| !gone);
+        tracked.lost = true;
+        why
     }
 
     fn look_at(&mut self, volume: &VolumeId) {

@@ -20,7 +20,10 @@ impl Queues {
         let mut ranked: Vec<(usize, Job)> = Vec::new();
         for job in jobs {
             let before: &mut usize = at_place
-                .entry((job.priority, job.place.clone()))
+                .entry((
+                    job.priority,
+                    job.place.as_ref().map(|place| place.name.clone()),
+                ))
                 .or_default();
             ranked.push((*before, job));
             *before += 1;
@@ -45,12 +48,12 @@ impl Queues {
     /// Whether a waiting step may begin now.
     pub(super) fn has_one(&self, room: &Room) -> bool {
         self.waiting()
-            .any(|job| room.is_for(job.priority, job.limited_place()))
+            .any(|job| room.is_for(job.priority, job.place.as_ref()))
     }
 
     pub(super) fn take(&mut self, room: &Room) -> Option<Job> {
         self.by_priority.values_mut().find_map(|queue| {
-            let is_next = |job: &Job| room.is_for(job.priority, job.limited_place());
+            let is_next = |job: &Job| room.is_for(job.priority, job.place.as_ref());
             let at = queue.iter().position(is_next)?;
             queue.remove(at)
         })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::attach::AttachRequest;
-use crate::engine::attach::scsi::PathSet;
+use crate::engine::attach::path_set::PathSet;
 use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};

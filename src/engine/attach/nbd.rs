@@ -253,8 +253,17 @@ struct Served {
 /// the URI, or in the journal.
 ///
 /// # Errors
-/// `InvalidInput` at stage `resolve` if neither has the whole URI.
+/// `InvalidInput` at stage `resolve` if neither has the whole URI, and if the id is a URI
+/// without TLS of a source with TLS.
 fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) -> Result<()> {
+    let is_plain = |id: NbdUri| uri.uses_tls() && !id.uses_tls();
+    if backend.as_str().parse().is_ok_and(is_plain) {
+        let message = format!(
+            "backend id {backend} is a URI without TLS: a later process would connect a device of \
+             {uri} without TLS"
+        );
+        return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+    }
     let is_given = request.nbd.backend_is_given() || request.is_in_a_journal();
     if is_given || backend.as_str().parse().is_ok_and(|id: NbdUri| id == *uri) {
         return Ok(());

@@ -48,6 +48,10 @@ impl NbdOptions {
 
     /// The id that the kernel stores with the device, and by which the device is found again.
     /// The default is the source's URI.
+    ///
+    /// The kernel does not show whether a device uses TLS. So an attach from `nbds://` under a
+    /// given id takes a device that another process attached only if the journal has the
+    /// volume; without that it is `InUse`.
     #[must_use]
     pub fn backend(mut self, id: BackendId) -> Self {
         self.backend = Some(id);

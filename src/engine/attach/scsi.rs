@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::multipath_map::UnitMap;
+use crate::engine::attach::path_set::{PathSet, more_severe, require_paths};
 use crate::engine::attach::rollback;
-use crate::engine::attach::scsi_path::{PathFailure, ProbedPath};
-use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
+use crate::engine::attach::scsi_path::PathFailure;
+use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim};
 use crate::engine::first_names::FirstNames;
 use crate::engine::iscsi::login::RouteAttempt;
 use crate::engine::lock::device_lock::DeviceLock;
@@ -16,11 +17,9 @@ use crate::engine::unit::place::PathPlace;
 use crate::engine::usage::failed_flush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, Source};
-use crate::iscsi::{IscsiSession, SessionOptions};
-use crate::kernel::Roots;
-use crate::kernel::blockdev::{self, BlockDevice};
-use crate::scsi::{self, Identity};
-use crate::transport::{self, Route, RouteKind};
+use crate::kernel::blockdev::{self};
+use crate::scsi::{self};
+use crate::transport::{self, Route};
 use crate::uevent::Settled;
 
 impl Engine {
@@ -332,198 +331,5 @@ impl Engine {
             Ok(())
         })?;
         Ok(proof.unwrap_or((Settled::KernelOnly, Vec::new())))
-    }
-}
-
-/// The paths of an attach, found and missing.
-#[derive(Default)]
-pub(in crate::engine) struct PathSet {
-    pub(in crate::engine) paths: Vec<ProbedPath>,
-    missing: Vec<MissingPath>,
-}
-
-impl PathSet {
-    pub(in crate::engine) fn first(&self) -> Result<&ProbedPath> {
-        let none = || Error::new(ErrorKind::TooFewPaths, "no path is left").at(Stage::Identify);
-        self.paths.first().ok_or_else(none)
-    }
-
-    fn facts(&self, roots: &Roots, options: Option<&SessionOptions>) -> Vec<UnitPath> {
-        let facts = |path: &ProbedPath| path.facts(roots, options);
-        self.paths.iter().map(facts).collect()
-    }
-
-    /// Two addresses of one device are one path.
-    fn dedup_devices(&mut self) {
-        let mut once: Vec<ProbedPath> = Vec::new();
-        for path in std::mem::take(&mut self.paths) {
-            match once.iter_mut().find(|known| known.device == path.device) {
-                Some(known) => known.changed |= path.changed,
-                None => once.push(path),
-            }
-        }
-        self.paths = once;
-    }
-
-    /// Keeps the paths that pass. A path that vanished, or that udev does not handle,
-    /// counts as missing as long as enough are left.
-    pub(in crate::engine) fn retain(
-        &mut self,
-        request: &AttachRequest,
-        mut pass: impl FnMut(&mut ProbedPath) -> Result<()>,
-    ) -> Result<()> {
-        let mut failures = Vec::new();
-        for mut path in std::mem::take(&mut self.paths) {
-            match pass(&mut path) {
-                Ok(()) => self.paths.push(path),
-                Err(error) => failures.push((path, error)),
-            }
-        }
-        let enough = self.paths.len() >= request.min_paths.max(1);
-        let mut first = Ok(());
-        for (path, error) in failures {
-            if enough {
-                let missing = MissingPath::new(path.via.clone(), &error);
-                self.missing.push(missing);
-            } else {
-                // The rollback removes it with the others.
-                self.paths.push(path);
-                first = first.and(Err(error));
-            }
-        }
-        first
-    }
-
-    /// The identity of the unit, on which every path must agree.
-    fn common_identity(&self, engine: &Engine) -> Result<Identity> {
-        let first = self.first()?;
-        for path in self.paths.iter().skip(1) {
-            let [one, other] = [first, path].map(|path| (&path.device, &path.identity));
-            if !engine.may_be_one_unit(one, other) {
-                let message = format!(
-                    "the paths lead to different units: {} says that it is {}, {} that it is {}",
-                    first.via, first.identity, path.via, path.identity
-                );
-                let error = Error::new(ErrorKind::IdentityMismatch, message);
-                return Err(error.at(Stage::Identify).with_found(&path.identity.names));
-            }
-        }
-        Ok(first.identity.clone())
-    }
-}
-
-impl ProbedPath {
-    /// Checks that the device is still the one that was proven, and serves I/O.
-    fn check_unchanged(&self) -> Result<()> {
-        self.device.require_usable(Stage::Settle)?;
-        let same = match self.diskseq {
-            // One sequence number implies one device number.
-            Some(life) => self.disk.diskseq()? == Some(life),
-            None => BlockDevice::at(self.disk.dir())?.as_ref() == Some(&self.disk),
-        };
-        if same {
-            return Ok(());
-        }
-        let message = format!("{} was replaced while it was attached", self.device.hctl());
-        Err(Error::new(ErrorKind::Vanished, message).at(Stage::Settle))
-    }
-
-    fn facts(&self, roots: &Roots, options: Option<&SessionOptions>) -> UnitPath {
-        let hctl = self.device.hctl();
-        let unmet_settings = match (&self.via, options) {
-            (
-                RouteKind::Iscsi {
-                    session: Some(id), ..
-                },
-                Some(options),
-            ) => IscsiSession::new(roots, *id).unmet(roots, options, hctl),
-            _ => Vec::new(),
-        };
-        for setting in &unmet_settings {
-            tracing::warn!(via = %self.via, %setting, "a session setting differs from the requested value");
-        }
-        UnitPath {
-            via: self.via.clone(),
-            hctl,
-            unmet_settings,
-            node: self.disk.node(roots),
-            devno: self.disk.devno(),
-            diskseq: self.diskseq,
-            access_state: self.access_state,
-            changed: self.changed,
-        }
-    }
-}
-
-/// The more severe of two failures: a path that leads to another unit is no outage.
-fn more_severe(earlier: Option<Error>, later: Error) -> Error {
-    match earlier {
-        Some(earlier) if later.kind() != ErrorKind::IdentityMismatch => earlier,
-        _ => later,
-    }
-}
-
-/// # Errors
-/// `TooFewPaths`, naming the missing paths. A path to another unit is an error, however
-/// many others there are.
-fn require_paths(
-    request: &AttachRequest,
-    found: usize,
-    missing: &[MissingPath],
-    cause: Option<Error>,
-) -> Result<()> {
-    let other_unit = |error: &Error| error.kind() == ErrorKind::IdentityMismatch;
-    if cause.as_ref().is_some_and(other_unit)
-        && let Some(error) = cause
-    {
-        return Err(error);
-    }
-    let wanted = request.min_paths.max(1);
-    if found >= wanted {
-        return Ok(());
-    }
-    let words: Vec<_> = missing.iter().map(ToString::to_string).collect();
-    let message = format!(
-        "{wanted} {} wanted and {found} there; missing: {}",
-        if wanted == 1 { "path is" } else { "paths are" },
-        words.join("; ")
-    );
-    let error = Error::new(ErrorKind::TooFewPaths, message).with_missing(missing);
-    Err(match cause {
-        Some(cause) => error
-            .at(cause.stage().unwrap_or(Stage::Resolve))
-            .caused_by(cause),
-        None => error.at(Stage::Resolve),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_path_that_is_missing_has_its_reason_once_and_what_is_left_of_it_is_said() {
-        let source: Source = "scsi:1:0:0:1".parse().unwrap();
-        let request = AttachRequest::new(source).min_paths(3);
-        let waited = std::time::Duration::from_secs(9);
-        let slow = Error::wait_expired(Stage::Identify, waited, "sdb to answer");
-        let slow = slow.with_last_seen("state=running, disk sdb");
-        let none = Error::new(ErrorKind::NotFound, "no such unit");
-        let via = |hctl: &str| RouteKind::Address {
-            hctl: hctl.parse().unwrap(),
-        };
-        let missing = [("1:0:0:1", &slow), ("2:0:0:1", &none)]
-            .map(|(hctl, error)| MissingPath::new(via(hctl), error));
-        let error = require_paths(&request, 1, &missing, Some(slow)).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::TooFewPaths);
-        assert_eq!(error.stage(), Some(Stage::Identify));
-        assert_eq!(error.last_seen(), Some("state=running, disk sdb"));
-        assert_eq!(error.missing(), missing);
-        assert_eq!(
-            format!("{error:#}"),
-            "identify: 3 paths are wanted and 1 there; missing: scsi:1:0:0:1: timed out after \
-             9.0 s at stage identify, waiting for sdb to answer; last seen: state=running, disk \
-             sdb; scsi:2:0:0:1: no such unit"
-        );
     }
 }

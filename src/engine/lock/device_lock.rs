@@ -14,6 +14,9 @@ use crate::error::{Error, Result, Stage};
 use crate::id::{BackendId, Hctl, Wwid};
 use crate::kernel::{Roots, sysfs};
 
+const EXCLUSIVE: FlockArg = FlockArg::LockExclusiveNonblock;
+const SHARED: FlockArg = FlockArg::LockSharedNonblock;
+
 /// A lock on one device. The kernel releases it when the process dies.
 #[derive(Debug)]
 pub(in crate::engine) struct DeviceLock {
@@ -34,20 +37,20 @@ impl DeviceLock {
     /// `NotPermitted` where the lock's folder cannot be written; `TimedOut` at stage
     /// `lock`, naming the process that has it.
     pub(in crate::engine) fn take(roots: &Roots, name: &str, deadline: Deadline) -> Result<Self> {
-        Self::take_as(roots, name, false, deadline)
+        Self::take_as(roots, name, EXCLUSIVE, deadline)
     }
 
     /// Takes the lock like [`take`](Self::take), but shared: it excludes only exclusive
     /// holders.
     pub(in crate::engine) fn share(roots: &Roots, name: &str, deadline: Deadline) -> Result<Self> {
-        Self::take_as(roots, name, true, deadline)
+        Self::take_as(roots, name, SHARED, deadline)
     }
 
-    fn take_as(roots: &Roots, name: &str, shared: bool, deadline: Deadline) -> Result<Self> {
+    fn take_as(roots: &Roots, name: &str, how: FlockArg, deadline: Deadline) -> Result<Self> {
         let path = Self::path(roots, name);
         let mut pauses = Backoff::for_lock();
         loop {
-            if let Some(lock) = Self::try_at(&path, shared)? {
+            if let Some(lock) = Self::try_at(&path, how)? {
                 return Ok(lock);
             }
             if deadline.has_passed() {
@@ -100,12 +103,12 @@ impl DeviceLock {
     /// Whether a process has the lock `name`.
     pub(in crate::engine) fn is_held(roots: &Roots, name: &str) -> Result<bool> {
         let path = Self::path(roots, name);
-        Ok(path.exists() && Self::try_at(&path, false)?.is_none())
+        Ok(path.exists() && Self::try_at(&path, EXCLUSIVE)?.is_none())
     }
 
     /// Takes the lock `name` if it is free.
     pub(in crate::engine) fn try_take(roots: &Roots, name: &str) -> Result<Option<Self>> {
-        Self::try_at(&Self::path(roots, name), false)
+        Self::try_at(&Self::path(roots, name), EXCLUSIVE)
     }
 
     /// Whether its last holder died with it, or [abandoned](Self::abandon) it.
@@ -128,7 +131,7 @@ impl DeviceLock {
             let path = folder.join(&name);
             if path.extension() == Some("lock".as_ref()) && !name.starts_with(but) {
                 // Dropping the acquired lock removes its file.
-                let _another_has_it = Self::try_at(&path, false);
+                let _another_has_it = Self::try_at(&path, EXCLUSIVE);
             }
         }
     }
@@ -140,7 +143,7 @@ impl DeviceLock {
         let mut left = Vec::new();
         for name in sysfs::names(&folder)? {
             if name.starts_with(kind) {
-                let lock = Self::try_at(&folder.join(name), false)?;
+                let lock = Self::try_at(&folder.join(name), EXCLUSIVE)?;
                 left.extend(lock.filter(Self::was_abandoned));
             }
         }
@@ -151,12 +154,7 @@ impl DeviceLock {
         run_dir::path(roots).join(format!("{name}.lock"))
     }
 
-    fn try_at(path: &Path, shared: bool) -> Result<Option<Self>> {
-        let how = if shared {
-            FlockArg::LockSharedNonblock
-        } else {
-            FlockArg::LockExclusiveNonblock
-        };
+    fn try_at(path: &Path, how: FlockArg) -> Result<Option<Self>> {
         Self::acquire(path, how).map_err(|error| error.at(Stage::Lock))
     }
 
@@ -185,7 +183,7 @@ impl DeviceLock {
         Ok(Some(Self {
             path: path.to_owned(),
             file,
-            shared: matches!(how, FlockArg::LockShared | FlockArg::LockSharedNonblock),
+            shared: matches!(how, SHARED),
             was_abandoned,
             stays: false,
         }))

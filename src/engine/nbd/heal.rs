@@ -64,7 +64,8 @@ impl Engine {
     /// the timeouts that the options set, and keeps the others.
     ///
     /// # Errors
-    /// `NotFound` if no device has its backend id; `InvalidInput` if it is no NBD source.
+    /// `NotFound` if no device has its backend id; `InvalidInput` if it is no NBD source;
+    /// `InUse` if the device is known to use TLS and the source does not.
     pub fn heal_source(
         &self,
         source: &Source,
@@ -97,6 +98,7 @@ impl Engine {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
+        self.require_no_less_tls(&device, uri, &backend)?;
         let reconnect = NbdReconnect::new(device, uri.clone(), backend, options.timeouts);
         Ok(ReconnectHandle(
             reconnect.with_content(options.content_rule()),

@@ -41,6 +41,7 @@ impl Engine {
             device.require_block_size(wanted)?;
         }
         self.require_source(device, uri, backend)?;
+        self.require_tls_known(device, uri, request, backend)?;
         timer.enter(Stage::Probe);
         let first = self.require_answer(device, backend, deadline)?;
         let content = nbd::content_names(&first);
@@ -74,6 +75,51 @@ impl Engine {
              it first, or give this source another id"
         );
         Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
+    }
+
+    /// Requires that a device that is wanted over TLS is known to use TLS. The kernel does not
+    /// show it. This process's connections, an id that is made of the URI, or the journal say
+    /// it.
+    fn require_tls_known(
+        &self,
+        device: &NbdDevice,
+        uri: &NbdUri,
+        request: &AttachRequest,
+        backend: &BackendId,
+    ) -> Result<()> {
+        let is_known = || {
+            request.is_recorded
+                || *backend == BackendId::derived(&uri.to_string())
+                || self.known_source(device, backend).is_some()
+        };
+        if !uri.uses_tls() || is_known() {
+            return Ok(());
+        }
+        let message = format!(
+            "another process has attached nbd{} under backend id {backend}, and neither the id \
+             nor a journal says whether its connections use TLS: detach it first",
+            device.index()
+        );
+        Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
+    }
+
+    /// Requires that the device is not known to use TLS if `uri` does not.
+    pub(in crate::engine) fn require_no_less_tls(
+        &self,
+        device: &NbdDevice,
+        uri: &NbdUri,
+        backend: &BackendId,
+    ) -> Result<()> {
+        let source = self.known_source(device, backend);
+        let Some(known) = source.filter(|source| source.uses_tls() && !uri.uses_tls()) else {
+            return Ok(());
+        };
+        let message = format!(
+            "backend id {backend} is attached as nbd{} over TLS from {known}, and {uri} is without \
+             TLS: detach it first",
+            device.index()
+        );
+        Err(Error::new(ErrorKind::InUse, message).at(Stage::Resolve))
     }
 
     /// The source of a device, from this process's connections or from an id that is a URI.

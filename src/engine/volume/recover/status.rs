@@ -1,20 +1,22 @@
 //! The status of a journal's volumes as sysfs alone shows it: nothing is changed, and no
 //! command is sent to a device.
 
-use std::collections::{BTreeSet, HashMap};
+mod snapshot;
+
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use self::snapshot::{Scanned, SysfsSnapshot};
 use super::Condition;
 use super::observe::Observed;
 use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
 use crate::engine::{Attachment, Engine, MissingPath, Unit};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::id::{Hctl, NbdIndex, Portal, Source, VolumeId, Wwid};
-use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 use crate::nbd::{NbdDevice, TlsInfo};
-use crate::scsi::{self, Identity, ScsiDevice, State};
+use crate::scsi::{self, Identity};
 use crate::transport::{MissingReason, Route, RouteKind};
 
 /// The status of a journal's volume.
@@ -354,82 +356,5 @@ fn size_if_there(disk: &BlockDevice) -> Result<Option<u64>> {
     match disk.size() {
         Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
         size => size.map(Some),
-    }
-}
-
-/// What sysfs shows of the whole machine.
-#[derive(Default)]
-struct SysfsSnapshot {
-    scsi: Vec<Scanned>,
-    by_name: HashMap<Wwid, Vec<usize>>,
-    taken: BTreeSet<Hctl>,
-    nbd: HashMap<String, Vec<NbdDevice>>,
-    /// The volume to which a unit belongs, by a unique name of the unit.
-    owners: HashMap<Wwid, VolumeId>,
-}
-
-/// A SCSI device, and the identity that the kernel read at the scan.
-struct Scanned {
-    device: ScsiDevice,
-    identity: Identity,
-    state: Option<State>,
-    runs: bool,
-}
-
-impl std::fmt::Display for Scanned {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} was scanned as {}", self.device.hctl(), self.identity)?;
-        match &self.state {
-            Some(State::Running) => Ok(()),
-            Some(state) => write!(f, " and is {state}"),
-            None => f.write_str(" and shows no state"),
-        }
-    }
-}
-
-impl SysfsSnapshot {
-    fn read_scsi(&mut self, roots: &Roots) -> Result<()> {
-        for device in ScsiDevice::all(roots)? {
-            let read = || Ok::<_, Error>((device.cached_identity()?, device.state()?));
-            let (identity, state) = match read() {
-                Ok(read) => read,
-                // The device goes away meanwhile, its attributes before its directory.
-                Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => continue,
-                Err(error) => return Err(error),
-            };
-            for name in &identity.names {
-                let named = self.by_name.entry(name.clone()).or_default();
-                named.push(self.scsi.len());
-            }
-            self.taken.insert(device.hctl());
-            self.scsi.push(Scanned {
-                device,
-                identity,
-                runs: state == Some(State::Running),
-                state,
-            });
-        }
-        Ok(())
-    }
-
-    fn read_nbd(&mut self, roots: &Roots) -> Result<()> {
-        for device in NbdDevice::all(roots)? {
-            if device.pid()?.is_some()
-                && let Some(backend) = device.backend()?
-            {
-                self.nbd.entry(backend).or_default().push(device);
-            }
-        }
-        Ok(())
-    }
-
-    fn named(&self, name: &Wwid) -> Vec<&Scanned> {
-        let places = self.by_name.get(name).into_iter().flatten();
-        places.filter_map(|&at| self.scsi.get(at)).collect()
-    }
-
-    fn is_anothers(&self, identity: &Identity, volume: &VolumeId) -> bool {
-        let owner = identity.wwid().and_then(|name| self.owners.get(name));
-        owner.is_some_and(|owner| owner != volume)
     }
 }

@@ -215,3 +215,22 @@ fn a_server_that_stops_after_it_was_shown_a_certificate_is_dialled_again() {
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(error.to_string().contains("client-cert.pem"), "{error}");
 }
+
+#[test]
+fn a_certificate_without_alternative_names_and_one_of_an_authority_are_refused_with_their_reason() {
+    let end = SystemTime::now() + 400 * DAY;
+    let root = issuer("root", end, None);
+    let mut nameless = params("localhost", end);
+    nameless.subject_alt_names.clear();
+    let mut own_authority = params("localhost", end);
+    own_authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    for (own, hint) in [
+        (nameless, "no subjectAltName"),
+        (own_authority, "is an authority's"),
+    ] {
+        let (server, directory) = trusting(&root, &root, &own, &[]);
+        let error = agreed(Some(server), &directory, "localhost").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+        assert!(error.to_string().contains(hint), "{error}");
+    }
+}

@@ -1,0 +1,158 @@
+//! A heal whose new connection is not received over until another connection ends.
+//!
+//! Real-time threads keep every other thread from the processors, except those that this test
+//! runs above them: its own, the server's and the receivers that run already. So the kernel
+//! starts no new receiver. When a connection ends, the thread of its receiver takes the receiver
+//! that waits.
+
+use std::fs;
+use std::num::NonZeroU16;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use lunbd::engine::{HealOutcome, NbdOptions};
+use lunbd::{AttachRequest, Source};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::{Pid, gettid};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+
+const LIMIT: Duration = Duration::from_secs(30);
+/// RCU reports a stall after 21 s in which its threads do not run.
+const MOST: Duration = Duration::from_secs(15);
+const THROTTLING: &str = "/proc/sys/kernel/sched_rt_runtime_us";
+
+/// Priorities, the higher first.
+const KERNEL: &str = "3";
+const OURS: &str = "2";
+const BUSY: &str = "1";
+
+fn set_priority(thread: &str, priority: &str) {
+    guest::run(&["chrt", "--fifo", "--pid", priority, thread]);
+}
+
+/// The threads whose name has one of these words.
+fn threads_with(words: &[&str]) -> Vec<String> {
+    let mut pids = guest::entries("/proc");
+    pids.retain(|pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        pid.parse::<u32>().is_ok() && words.iter().any(|word| name.contains(word))
+    });
+    pids
+}
+
+/// Keeps threads without a real-time priority from running.
+struct BusyProcessors {
+    ends: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    raised: Vec<String>,
+    throttling: String,
+}
+
+impl BusyProcessors {
+    /// The threads of `raised` go on.
+    fn start(raised: Vec<String>) -> Self {
+        let throttling = fs::read_to_string(THROTTLING).unwrap();
+        fs::write(THROTTLING, "-1").unwrap();
+        for thread in &raised {
+            set_priority(thread, KERNEL);
+        }
+        let (ends, started) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let count = thread::available_parallelism().unwrap().get();
+        let busy = |processor| {
+            let (ends, started) = (Arc::clone(&ends), Arc::clone(&started));
+            thread::spawn(move || {
+                let mut processors = CpuSet::new();
+                processors.set(processor).unwrap();
+                sched_setaffinity(Pid::from_raw(0), &processors).unwrap();
+                set_priority(&gettid().to_string(), BUSY);
+                started.fetch_add(1, Ordering::Relaxed);
+                let start = Instant::now();
+                while !ends.load(Ordering::Relaxed) && start.elapsed() < MOST {}
+            })
+        };
+        let threads = (0..count).map(busy).collect();
+        guest::wait_until("the processors to be busy", LIMIT, || {
+            (started.load(Ordering::Relaxed) == count).then_some(())
+        });
+        Self {
+            ends,
+            threads,
+            raised,
+            throttling,
+        }
+    }
+}
+
+impl Drop for BusyProcessors {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        for thread in &self.raised {
+            // A worker of the kernel may have ended.
+            let _ = Command::new("chrt")
+                .args(["--other", "--pid", "0", thread])
+                .status();
+        }
+        fs::write(THROTTLING, &self.throttling).unwrap();
+    }
+}
+
+#[test]
+fn a_heal_replaces_also_the_connection_that_keeps_the_kernel_from_receiving_over_the_new_one() {
+    const CONNECTIONS: u16 = 2;
+    if guest::kernel() >= (6, 12) {
+        guest::skip("the kernel runs other threads beside real-time ones from 6.12 on");
+    }
+    let _module = NbdModule::with_backend_ids(1);
+    // What starts from here on inherits the priority.
+    set_priority(&gettid().to_string(), OURS);
+    let store = Store::sparse(8 << 20);
+    let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let options = NbdOptions::default()
+        .connections(NonZeroU16::new(CONNECTIONS).unwrap())
+        .io_timeout(3 * soon().remaining());
+    let engine = engine();
+    let source: Source = server.uri("disk").parse().unwrap();
+    let request = AttachRequest::new(source.clone()).nbd(options.clone());
+    engine.attach(&request, soon()).expect("an attach");
+    let [dead, living] = server.tcp_clients()[..] else {
+        panic!("{:?}", server.tcp_clients());
+    };
+    server.cut(dead);
+    guest::wait_until("one receiver to end", LIMIT, || {
+        (threads_with(&["+nbd0-recv"]).len() == 1).then_some(())
+    });
+    // A new receiver is work for `kworker/u...`, which is not bound to a processor.
+    let of_processors = ["ksoftirqd/", "rcu_", "kworker/0:", "kworker/1:"];
+    let mut raised = threads_with(&of_processors);
+    raised.extend(threads_with(&["+nbd0-recv"]));
+    let busy = BusyProcessors::start(raised);
+    let healing = thread::scope(|scope| {
+        scope.spawn(|| {
+            guest::wait_until("the living connection to end", LIMIT, || {
+                (!server.tcp_clients().contains(&living)).then_some(())
+            });
+            drop(busy);
+        });
+        engine.heal_source(&source, &options, soon()).unwrap()
+    });
+    assert!(
+        matches!(healing.outcome, HealOutcome::Adopted(_)),
+        "{healing:?}"
+    );
+    let clients = server.tcp_clients();
+    assert_eq!(clients.len(), usize::from(CONNECTIONS));
+    assert!(!clients.contains(&living), "{living} of {clients:?}");
+    assert_eq!(
+        threads_with(&["+nbd0-recv"]).len(),
+        usize::from(CONNECTIONS)
+    );
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
