@@ -1,6 +1,8 @@
 //! The caller's time limit, and the pauses between checks when nothing wakes the caller.
 
 mod cancel;
+#[cfg(feature = "serde")]
+mod seconds;
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,6 +19,8 @@ const ROLLBACK_LIMIT: Duration = Duration::from_secs(15);
 
 pub use cancel::Cancel;
 use cancel::Token;
+#[cfg(feature = "serde")]
+pub(crate) use seconds::as_seconds;
 
 /// The instant until which a call may wait. Every call that can wait takes
 /// one; it covers the whole call, not each step of it.
@@ -149,6 +153,21 @@ impl Backoff {
             next: shortest.min(longest),
             longest,
         }
+    }
+
+    /// For a state that the kernel changes within milliseconds: 1 to 50 ms.
+    pub(crate) fn for_kernel_state() -> Self {
+        Self::new(Duration::from_millis(1), Duration::from_millis(50))
+    }
+
+    /// For a lock: 1 to 20 ms.
+    pub(crate) fn for_lock() -> Self {
+        Self::new(Duration::from_millis(1), Duration::from_millis(20))
+    }
+
+    /// For another process, such as multipathd, that is done in seconds: 5 to 500 ms.
+    pub(crate) fn for_other_process() -> Self {
+        Self::new(Duration::from_millis(5), Duration::from_millis(500))
     }
 
     /// The next pause.

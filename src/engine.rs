@@ -5,6 +5,7 @@ mod attach;
 #[cfg(feature = "journal")]
 mod change_events;
 mod detach;
+mod first_names;
 mod inventory;
 mod iscsi;
 #[cfg(feature = "journal")]

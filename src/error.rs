@@ -1,7 +1,9 @@
 //! The crate's one error type. It says what went wrong, at which stage and on which path,
 //! whether a retry can help, and what caused it.
 
+mod holder;
 mod kind;
+mod missing_path;
 mod stage;
 mod untrusted;
 
@@ -15,7 +17,9 @@ use nix::errno::Errno;
 
 use crate::deadline::Deadline;
 use crate::id::ParseIdError;
+pub use holder::Holder;
 pub use kind::{ErrorKind, Retry};
+pub use missing_path::MissingPath;
 pub use stage::Stage;
 pub(crate) use untrusted::escape_untrusted;
 
@@ -36,6 +40,9 @@ struct Inner {
     errno: Option<Errno>,
     waited: Option<Duration>,
     last_seen: Option<String>,
+    holders: Vec<Holder>,
+    missing: Vec<MissingPath>,
+    found: Vec<String>,
     cause: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -51,6 +58,9 @@ impl Error {
             errno: None,
             waited: None,
             last_seen: None,
+            holders: Vec::new(),
+            missing: Vec::new(),
+            found: Vec::new(),
             cause: None,
         }))
     }
@@ -115,6 +125,22 @@ impl Error {
         self
     }
 
+    pub(crate) fn with_holders(mut self, holders: &[Holder]) -> Self {
+        self.0.holders = holders.to_vec();
+        self
+    }
+
+    pub(crate) fn with_missing(mut self, missing: &[MissingPath]) -> Self {
+        self.0.missing = missing.to_vec();
+        self
+    }
+
+    /// `found` are the names that the device or its content has.
+    pub(crate) fn with_found<T: fmt::Display>(mut self, found: &[T]) -> Self {
+        self.0.found = found.iter().map(ToString::to_string).collect();
+        self
+    }
+
     pub(crate) fn caused_by(mut self, cause: impl StdError + Send + Sync + 'static) -> Self {
         self.0.cause = Some(Box::new(cause));
         self
@@ -126,10 +152,14 @@ impl Error {
         self.0.kind
     }
 
-    /// Whether repeating the call can help.
+    /// Whether repeating the call can help. A failure at stage `tls` depends on files, on the
+    /// server's settings and on modules of the kernel, which all change without the caller.
     #[must_use]
     pub fn retry(&self) -> Retry {
-        self.0.kind.retry()
+        match (self.0.kind.retry(), self.0.stage) {
+            (Retry::Never, Some(Stage::Tls)) => Retry::AfterChange,
+            (retry, _) => retry,
+        }
     }
 
     /// The stage at which the failure happened.
@@ -154,8 +184,46 @@ impl Error {
     /// It comes from this error, else from the nearest cause that has it.
     #[must_use]
     pub fn last_seen(&self) -> Option<&str> {
-        let of_cause = || self.source()?.downcast_ref::<Self>()?.last_seen();
-        self.0.last_seen.as_deref().or_else(of_cause)
+        self.nearest(|error| error.0.last_seen.as_deref())
+    }
+
+    /// The users of the disk, if they are the reason of an `InUse`; empty if no user is
+    /// known. They come from this error, else from the nearest cause that has some.
+    #[must_use]
+    pub fn holders(&self) -> &[Holder] {
+        self.nearest_list(|error| &error.holders)
+    }
+
+    /// The missing paths of a `TooFewPaths`. They come from this error, else from the
+    /// nearest cause that has some.
+    #[must_use]
+    pub fn missing(&self) -> &[MissingPath] {
+        self.nearest_list(|error| &error.missing)
+    }
+
+    /// The names that were found in place of the expected one, of an `IdentityMismatch`:
+    /// of a SCSI unit, or of the content of an NBD device. Empty if what was found has no
+    /// name, or another thing than a name differs. They come from this error, else from the
+    /// nearest cause that has some.
+    #[must_use]
+    pub fn found(&self) -> &[String] {
+        self.nearest_list(|error| &error.found)
+    }
+
+    fn nearest_list<T>(&self, get: impl Fn(&Inner) -> &[T]) -> &[T] {
+        let list = self.nearest(|error| Some(get(&error.0)).filter(|list| !list.is_empty()));
+        list.unwrap_or_default()
+    }
+
+    /// What `get` says of this error, else of the nearest cause.
+    fn nearest<'a, T>(&'a self, get: impl Fn(&'a Self) -> Option<T>) -> Option<T> {
+        let mut error = self;
+        loop {
+            if let Some(found) = get(error) {
+                return Some(found);
+            }
+            error = error.source()?.downcast_ref()?;
+        }
     }
 }
 
@@ -209,12 +277,17 @@ impl fmt::Debug for Error {
 impl serde::Serialize for Error {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
-        let mut object = serializer.serialize_struct("Error", 5)?;
+        let mut object = serializer.serialize_struct("Error", 10)?;
         object.serialize_field("kind", self.kind().as_str())?;
         object.serialize_field("stage", &self.stage().map(Stage::as_str))?;
         object.serialize_field("message", &format!("{self:#}"))?;
         object.serialize_field("last_seen", &self.last_seen())?;
         object.serialize_field("retry", self.retry().as_str())?;
+        object.serialize_field("errno", &self.nearest(Self::errno))?;
+        object.serialize_field("path", &self.nearest(Self::path))?;
+        object.serialize_field("holders", self.holders())?;
+        object.serialize_field("missing", self.missing())?;
+        object.serialize_field("found", self.found())?;
         object.end()
     }
 }
@@ -286,6 +359,49 @@ mod tests {
         assert_eq!(error.last_seen(), Some("nearest"));
         assert_eq!(error.to_string(), "few");
         assert_eq!(error.with_last_seen("own").last_seen(), Some("own"));
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn what_a_program_acts_on_is_in_fields_of_its_own_wherever_in_the_chain_it_is_known() {
+        let busy = io::Error::from_raw_os_error(Errno::EBUSY as i32);
+        let refused = Error::io("cannot open", Path::new("/dev/sdb"), &busy);
+        let open = Holder::Open {
+            pid: 7,
+            command: "qemu".to_owned(),
+            writes: true,
+        };
+        let mount = Holder::Mount {
+            path: "/mnt".into(),
+            pid: None,
+        };
+        let in_use = Error::new(ErrorKind::InUse, "sdb is in use")
+            .with_holders(&[open, mount])
+            .caused_by(refused);
+        let hctl = "2:0:0:1".parse().unwrap();
+        let missing = MissingPath::new(crate::id::RouteKind::Address { hctl }, &in_use);
+        let few = Error::new(ErrorKind::TooFewPaths, "few")
+            .with_missing(&[missing])
+            .with_found(&["naa.5000c500a1b2c3d4"])
+            .caused_by(in_use);
+        let error = serde_json::to_value(few).unwrap();
+        assert_eq!(error["errno"], 16);
+        assert_eq!(error["path"], "/dev/sdb");
+        let open = serde_json::json!(
+            {"kind": "open", "pid": 7, "command": "qemu", "writes": true}
+        );
+        let mount = serde_json::json!({"kind": "mount", "path": "/mnt", "pid": null});
+        assert_eq!(error["holders"], serde_json::json!([open, mount]));
+        let via = serde_json::json!({"transport": "address", "hctl": "2:0:0:1"});
+        assert_eq!(error["missing"][0]["via"], via);
+        let found = serde_json::json!(["naa.5000c500a1b2c3d4"]);
+        assert_eq!(error["found"], found);
+
+        let plain = serde_json::to_value(Error::new(ErrorKind::Io, "plain")).unwrap();
+        for field in ["holders", "missing", "found"] {
+            assert_eq!(plain[field], serde_json::json!([]), "{field}");
+        }
+        assert_eq!(plain.get("errno"), Some(&serde_json::Value::Null));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | [`nbd`] | connections, timeouts, reconnect |
 //! | [`journal`] | volumes by name, and what happens after a crash |
 //! | [`reconciler`] | many volumes, kept as a file or an agent wants them |
+//! | [`json`] | what the command prints with `--json` |
 //! | [`containers`] | what a container must be given |
 //! | [`troubleshooting`] | each kind of error, and what to do |
 
@@ -36,6 +37,9 @@ pub mod journal {}
 
 #[doc = include_str!("guide/reconciler.md")]
 pub mod reconciler {}
+
+#[doc = include_str!("guide/json.md")]
+pub mod json {}
 
 #[doc = include_str!("guide/containers.md")]
 pub mod containers {}

@@ -1,11 +1,10 @@
-//! iSCSI sessions of our own: the login phase on our own TCP socket, the session
-//! that the kernel makes of it, and the discovery of targets. No daemon and no
-//! node database is needed.
+//! iSCSI sessions of our own: the login phase on our own TCP socket, the session that the
+//! kernel makes of it, and the discovery of targets. They need no daemon and no node
+//! database.
 //!
-//! The protocol is RFC 7143. Everything that a target says is untrusted: each
-//! length, count and exchange has a limit, no answer is waited for past the
-//! deadline, and a field that is wrong is named in an error of kind
-//! [`Protocol`](crate::ErrorKind::Protocol).
+//! The protocol is RFC 7143. Nothing that a target sends is trusted: each length, count and
+//! exchange has a limit, no wait for an answer exceeds the deadline, and an error of kind
+//! [`Protocol`](crate::ErrorKind::Protocol) names a wrong field.
 
 pub mod chap;
 mod discovery;
@@ -46,11 +45,11 @@ pub use tunables::{Tunable, Tunables};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Who is spoken with, in errors.
+/// The peer's name in errors.
 const PEER: &str = "the iSCSI target";
 
-fn broken(field: &str, found: impl fmt::Display, expected: &str) -> Error {
-    Error::broken(PEER, field, found, expected)
+fn violation(field: &str, found: impl fmt::Display, expected: &str) -> Error {
+    Error::protocol_violation(PEER, field, found, expected)
 }
 
 fn random(bytes: &mut [u8]) -> Result<()> {

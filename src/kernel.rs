@@ -1,5 +1,5 @@
-//! Doors to the kernel: one attribute, file or ioctl a function. No policy and
-//! no retries here.
+//! Access to the kernel: each function reads or writes one attribute or file, or calls one
+//! ioctl. It has no policy and no retries.
 
 pub(crate) mod block_tree;
 pub mod blockdev;
@@ -7,11 +7,12 @@ pub(crate) mod device_dir;
 pub mod devices;
 pub(crate) mod dm;
 pub(crate) mod exports;
-pub(crate) mod file_server_looks;
+pub(crate) mod file_server_lookup;
 pub(crate) mod file_servers;
 pub mod file_system;
 pub(crate) mod generic_nodes;
 pub(crate) mod genl;
+pub(crate) mod given_up;
 pub(crate) mod iscsi_netlink;
 mod locks;
 pub(crate) mod loops;
@@ -28,6 +29,7 @@ pub(crate) mod sg;
 pub(crate) mod stream;
 pub mod sysfs;
 pub(crate) mod tcp;
+pub(crate) mod threads;
 pub(crate) mod udev_record;
 pub(crate) mod unix_socket;
 pub(crate) mod worker;

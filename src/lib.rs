@@ -5,7 +5,7 @@
 //! [SCSI](guide::scsi), [iSCSI](guide::iscsi), [Fibre Channel](guide::fibre_channel),
 //! [multipath](guide::multipath), [NBD](guide::nbd),
 //! [journal and recovery](guide::journal), [reconciler](guide::reconciler),
-//! [containers](guide::containers) and [troubleshooting](guide::troubleshooting).
+//! [JSON](guide::json), [containers](guide::containers) and [troubleshooting](guide::troubleshooting).
 //!
 //! Every call that can wait takes a [`Deadline`], which covers the whole call. A kernel
 //! call that may block runs on a thread of its own. The caller needs no async runtime,

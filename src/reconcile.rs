@@ -13,8 +13,8 @@
 //!
 //! A volume is [in use](Reconciler::in_use) from the moment it is wanted until its detach
 //! is proven. The journal keeps what is known of that, so it survives the process. A
-//! volume that fails waits for its own retry, and delays only the volumes that want what
-//! it has.
+//! volume that fails waits for its own retry, and delays only the volumes that want what it
+//! holds.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -51,12 +51,14 @@ mod failure_publisher;
 mod followers;
 mod job;
 mod jobs;
+mod observed;
 mod options;
 mod path_retry;
 mod plan;
 mod queues;
 mod reconciler;
 mod refresh;
+mod resource;
 mod session_recovery;
 mod state;
 #[cfg(feature = "metrics")]

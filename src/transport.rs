@@ -10,9 +10,10 @@ mod route;
 mod target_port;
 mod transport_info;
 
+pub use crate::id::RouteKind;
 pub use fc::fc_routes;
 pub use iscsi::iscsi_routes;
-pub use route::{MissingReason, Route, RouteKind, RouteUnavailable};
+pub use route::{MissingReason, Route, RouteUnavailable};
 pub(crate) use target_port::TargetPort;
 pub(crate) use transport_info::TransportReader;
 pub use transport_info::{TransportInfo, transport_of};

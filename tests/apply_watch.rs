@@ -75,7 +75,7 @@ impl Drop for Watch {
 #[test]
 fn a_change_of_the_file_that_is_refused_or_taken_in_is_json_for_a_program() {
     let watch = Watch::of("volume = []\n", &["--json"]);
-    assert!(watch.next()["plan"].is_array());
+    assert!(watch.next()["steps"].is_array());
     fs::write(watch.file(), "[[volume]]\nid = 7\n").unwrap();
     let refused = watch.next();
     assert_eq!(refused["event"], "file_refused");

@@ -259,8 +259,8 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
     );
     let output = apply(good, &["--dry-run", "--json"]);
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(plan["plan"][0]["kind"], "attach");
-    assert_eq!(plan["plan"][0]["volume"], "pvc-1");
+    assert_eq!(plan["steps"][0]["kind"], "attach");
+    assert_eq!(plan["steps"][0]["volume"], "pvc-1");
     let output = apply("volume = []", &["--dry-run"]);
     assert_eq!(output.stdout, b"nothing to do\n");
     let output = apply("", &["--dry-run"]);

@@ -174,7 +174,7 @@ fn a_target_that_the_journal_has_is_detached_by_it_and_a_second_detach_answers_a
         assert_eq!(again["volume"], "pvc-1");
         assert_eq!(&again["detached_at"], at);
     }
-    // What the first one has proven is told again.
+    // The command reports again what the first detach has proven.
     let path = place.file("pvc-1.json");
     let record = Record::parse(&fs::read(&path).unwrap()).unwrap();
     let mut record = serde_json::to_value(&record).unwrap();

@@ -76,7 +76,7 @@ fn an_attach_that_cannot_be_written_down_is_refused_before_the_scan() {
     assert!(!detach().unwrap().changed);
     assert_eq!(journal.records(), []);
     assert!(detach().unwrap().detached_at.is_some());
-    // A detach whose end has no room has taken its record away.
+    // A detach whose result has no room removes its record.
     journal.forget(&volume, deadline()).unwrap();
     assert!(!machine.path(below).exists());
 }

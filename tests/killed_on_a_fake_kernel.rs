@@ -361,7 +361,7 @@ fn is_before_intent(steps: &[String], step: &str) -> bool {
     }
 }
 
-/// The points of these kinds that no run was killed at.
+/// The points of these kinds at which no run was killed.
 fn missed(killed: &BTreeSet<String>, kinds: &[&str]) -> Vec<&'static str> {
     let points = CrashPoint::ALL.iter().map(|point| point.as_str());
     let of_kind = |point: &&str| kinds.iter().any(|kind| point.starts_with(kind));

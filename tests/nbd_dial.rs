@@ -106,7 +106,7 @@ fn after_the_deadline_no_server_is_asked() {
     assert_eq!(error.stage(), Some(Stage::Dial));
 }
 
-/// The list of one export, and this answer to `OPT_INFO`; the client takes leave.
+/// The list of one export, and this answer to `OPT_INFO`; then the client ends the handshake.
 fn listing(name: &str, answer: Vec<u8>) -> Vec<Step> {
     let list = [
         reply(OPT_LIST, REP_SERVER, &listed(name, "")),

@@ -417,3 +417,37 @@ fn failures_published_by_a_dead_process_are_ignored_and_removed() {
     let left: Vec<_> = fs::read_dir(&place).unwrap().collect();
     assert_eq!(left.len(), 2, "the lock and the record: {left:?}");
 }
+
+#[test]
+fn a_volume_whose_certificates_are_not_there_yet_is_tried_again() {
+    let node = Node::with_disks(0);
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let directory = node.san.machine.path("etc/pki");
+    fs::create_dir_all(&directory).unwrap();
+    let source = format!(
+        "nbds://{}/disk?tls-certificates={}",
+        server.local_addr().unwrap(),
+        directory.display()
+    );
+    let reconciler = node.reconciler(Options::default());
+    let mut events = reconciler.subscribe();
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| reconciler.run());
+        let mut desired = Desired::default();
+        desired.insert(id("pvc-1"), &request(&source)).unwrap();
+        reconciler.set(desired);
+        let (error, next_try) = loop {
+            let event = events.next(soon()).expect("an event").event;
+            if let Event::Failed {
+                error, next_try, ..
+            } = event
+            {
+                break (error, next_try);
+            }
+        };
+        reconciler.stop();
+        running.join().unwrap().unwrap();
+        assert!(error.to_string().contains("ca-cert.pem"), "{error}");
+        assert!(next_try.is_some(), "not tried again: {error}");
+    });
+}

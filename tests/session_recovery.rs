@@ -154,7 +154,7 @@ fn only_lost_sessions_of_lunbd_are_tried_and_each_failure_is_reported_once() {
                     .unwrap()
             )
         );
-        // Nothing saw when the session was lost.
+        // The time of the loss is unknown, because no process saw it.
         assert_eq!(kept.budget_left, None);
         assert!(kept.tries > 0);
     }

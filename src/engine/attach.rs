@@ -16,11 +16,12 @@ use super::Engine;
 use super::telemetry::{self, Call};
 use super::timing::StageTimer;
 use crate::deadline::Deadline;
+pub use crate::error::MissingPath;
 use crate::error::{ErrorKind, Result};
 use crate::id::Source;
 use crate::kernel::blockdev::BlockDevice;
 use crate::uevent::{self, Proof, Watch};
-pub use attachment::{Attachment, MissingPath, Unit, UnitPath};
+pub use attachment::{Attachment, Unit, UnitPath};
 pub(super) use request::UnitClaim;
 pub use request::{AttachRequest, Multipath};
 

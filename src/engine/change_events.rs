@@ -4,13 +4,14 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::Engine;
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Result, Stage};
 use crate::id::{HostNo, NbdIndex};
+use crate::kernel::threads;
 use crate::nbd::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
 use crate::uevent::{self, Notice, Origin, Stream, UnitAttention, Waker};
 
@@ -147,11 +148,7 @@ impl Engine {
 
 impl ChangeListener {
     fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
-        let thread = thread.map_err(|error| {
-            let message = format!("cannot start a thread: {error}");
-            Error::new(ErrorKind::Io, message).at(Stage::Resolve)
-        })?;
+        let thread = threads::start(name, run).map_err(|error| error.at(Stage::Resolve))?;
         self.threads.push(thread);
         Ok(())
     }

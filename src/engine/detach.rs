@@ -82,7 +82,7 @@ impl Engine {
         let mut timer = StageTimer::new(Call::Detach, request.observer.as_ref());
         timer.enter(Stage::Resolve);
         let backend = request.backend.clone();
-        let mut detachment = match self.find(&request.target, backend)? {
+        let mut detachment = match self.find(&request.target, backend, deadline)? {
             Resolved::Scsi(mut resolved) => {
                 for source in &request.more {
                     resolved.addresses.extend(self.addresses_of(source)?);

@@ -1,4 +1,4 @@
-//! NBD devices that are attached: their probe, and new connections for those that lost theirs.
+//! Attached NBD devices: their probe, and new connections for devices that lost theirs.
 
 pub(super) mod heal;
 pub(super) mod outcome;

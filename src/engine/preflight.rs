@@ -134,7 +134,14 @@ impl Engine {
     }
 
     fn check_privileges(&self, _: Deadline) -> Result<Check> {
-        let held = Capabilities::effective(self.roots())?;
+        let held = Capabilities::over_the_machine(self.roots())?;
+        if !process::is_in_initial_user_namespace(self.roots()) {
+            return Ok(Check::missing(
+                "privileges",
+                "this process is in a user namespace: it has no capability over the machine",
+                "run outside of a user namespace: a container needs the host's",
+            ));
+        }
         Ok(match (held.sys_admin(), held.net_admin()) {
             (true, true) => Check::good("privileges", "CAP_SYS_ADMIN and CAP_NET_ADMIN"),
             (true, false) => Check::limited(
@@ -345,7 +352,7 @@ impl Engine {
 
     fn check_receive_buffer(&self, _: Deadline) -> Result<Check> {
         const ENOUGH: usize = 16 << 20;
-        if Capabilities::effective(self.roots())?.net_admin() {
+        if Capabilities::over_the_machine(self.roots())?.net_admin() {
             let seen = "as large as wanted (CAP_NET_ADMIN)";
             return Ok(Check::good("receive buffer", seen));
         }

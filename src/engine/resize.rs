@@ -147,7 +147,7 @@ impl Engine {
     fn resize_timed(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
         let mut timer = StageTimer::new(Call::Resize, request.observer.as_ref());
         timer.enter(Stage::Resolve);
-        let found = self.find(&request.target, request.backend.clone())?;
+        let found = self.find(&request.target, request.backend.clone(), deadline)?;
         let is_nbd = !matches!(found, Resolved::Scsi(_));
         if is_nbd && (request.expected.is_some() || !request.more.is_empty()) {
             let message = "an NBD device has one source, and no name of a unit";
@@ -325,7 +325,7 @@ fn tell_to_resize(
     /// multipathd waits for udev no longer than this (`missing_uev_wait_timeout`, 30 s by default).
     const LONGEST: Duration = Duration::from_secs(35);
     let patience = deadline.at_most(LONGEST);
-    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut pauses = Backoff::for_other_process();
     loop {
         match daemon.resize_map(map.name(), deadline) {
             Err(error)

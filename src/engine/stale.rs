@@ -13,11 +13,11 @@ mod owner;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::Engine;
 #[cfg(feature = "journal")]
 use super::journal::Journal;
 use super::telemetry::{self, Call};
 use super::timing::{Phase, StageObserver, StageTimer};
+use super::{Engine, first_names};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DevNo, DiskSeq, Hctl, HostNo, VolumeId};
@@ -146,7 +146,7 @@ impl Engine {
     /// Repeating it is safe.
     ///
     /// # Errors
-    /// Where sysfs cannot be read; the failure of one device is its
+    /// If sysfs cannot be read; the failure of one device is its
     /// [`ReapOutcome::Skipped`].
     pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<ReapReport> {
         telemetry::measured(Call::Reap, || {
@@ -201,6 +201,9 @@ impl Engine {
     ) -> Result<ReapReport> {
         let mut timer = StageTimer::new(Call::Reap, request.observer.as_ref());
         timer.enter(Stage::Resolve);
+        if !request.dry_run {
+            first_names::forget_removed(self.roots());
+        }
         let hosts = self.disks_by_host()?;
         let fork = timer.factory();
         let of_host = |devices| {

@@ -16,23 +16,9 @@ pub struct Phase {
     /// How long it took; serialised as `seconds`.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "seconds", serialize_with = "as_seconds")
+        serde(rename = "seconds", serialize_with = "crate::deadline::as_seconds")
     )]
     pub took: Duration,
-}
-
-#[cfg(feature = "serde")]
-fn as_seconds<S: serde::Serializer>(took: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(took.as_secs_f64())
-}
-
-#[cfg(feature = "serde")]
-#[expect(clippy::ref_option, reason = "serde's signature")]
-pub(super) fn as_seconds_if_any<S: serde::Serializer>(
-    left: &Option<Duration>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    serde::Serialize::serialize(&left.map(|left| left.as_secs_f64()), serializer)
 }
 
 /// Called with each stage as a call enters it. Paths that are probed in parallel call it

@@ -53,6 +53,13 @@ impl PathIdentity {
             Self::Replaced { was, .. } => was,
         }
     }
+
+    /// The unit that an I/O request reaches, as far as it is known.
+    pub(super) fn who_answers(&self) -> &Identity {
+        match self {
+            Self::Live(now) | Self::Silent(now) | Self::Replaced { now, .. } => now,
+        }
+    }
 }
 
 impl Engine {
@@ -123,6 +130,19 @@ impl Engine {
         Ok(found)
     }
 
+    /// Asks a disk for its identity if the kernel has read no name of it: the INQUIRY for
+    /// page 83h at the scan may have failed, and the unit answers now. `None` if the device
+    /// went away.
+    fn ask_nameless(&self, device: &ScsiDevice, deadline: Deadline) -> Result<Option<KnownPath>> {
+        /// A look takes at most a quarter of it.
+        const LIMIT: Duration = Duration::from_secs(8);
+        match self.look_at(device, deadline.at_most(LIMIT)) {
+            Ok(path) => Ok(Some(path)),
+            Err(_) if !device.is_there() => Ok(None),
+            Err(error) => Err(error.at(Stage::Resolve)),
+        }
+    }
+
     /// All devices of this unit, first those that the caller named (`named_devices`). An entry
     /// of `looked_at` is reused, unless the device has a new disk since.
     pub(super) fn paths_of(
@@ -154,7 +174,17 @@ impl Engine {
                     Err(error) if is_vanishing(&device, &error) => continue,
                     identity => identity?,
                 };
-                if self.is_path_of(&device, &identity, unit, named_devices) {
+                if identity.names.is_empty() {
+                    let path = self.ask_nameless(&device, deadline)?;
+                    let own = path.filter(|path| {
+                        let says = path.identity_now.of();
+                        self.is_path_of(&device, says, unit, named_devices)
+                    });
+                    if let Some(path) = own {
+                        found.push(device);
+                        looked_at.push(path);
+                    }
+                } else if self.is_path_of(&device, &identity, unit, named_devices) {
                     found.push(device);
                 }
             }
@@ -198,7 +228,9 @@ pub(super) fn is_vanishing(device: &ScsiDevice, error: &Error) -> bool {
 /// The error for a unit that is not the expected one.
 pub(super) fn mismatch(expected: &Wwid, at: &str, found: &Identity) -> Error {
     let message = format!("expected {expected} at {at}, but the unit there reports {found}");
-    Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify)
+    Error::new(ErrorKind::IdentityMismatch, message)
+        .at(Stage::Identify)
+        .with_found(&found.names)
 }
 
 #[cfg(test)]

@@ -27,10 +27,12 @@ mod not_looked_at;
 
 use super::Engine;
 use crate::deadline::Deadline;
+pub use crate::error::Holder;
 use crate::error::{Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
-pub use holder::Holder;
+use crate::scsi::ScsiDevice;
+use judge::refuse_named;
 pub(super) use judge::{Act, Usage, refuse};
 pub(super) use look::{Extent, Users};
 pub(super) use looked::Looked;
@@ -86,5 +88,27 @@ impl Engine {
     ) -> Result<Users> {
         let mut users = self.users_of_each(&[disk], extent, deadline)?;
         Ok(users.pop().unwrap_or_default())
+    }
+
+    /// Makes sure that nobody has a character device of a SCSI device without a disk open
+    /// for writing: a tape, an enclosure, a disk without its driver. Says what could not be
+    /// looked at.
+    ///
+    /// # Errors
+    /// `InUse`, which names the users; those of [`users_of_each`](Self::users_of_each).
+    pub(super) fn refuse_users_of_bare(
+        &self,
+        device: &ScsiDevice,
+        deadline: Deadline,
+    ) -> Result<Vec<NotLookedAt>> {
+        let what = format!("the users of {} to be read", device.hctl());
+        let (roots, dir) = (self.roots().clone(), device.dir().to_owned());
+        let last_seen = || "a file system below an open file does not answer".to_owned();
+        let look = move || look::read_bare(&roots, &dir, deadline);
+        let users = worker::run(Stage::Claim, &what, deadline, last_seen, look)?;
+        match users.judge(self.roots(), Act::TakeFlushed) {
+            Usage::Busy(busy) => Err(refuse_named(&device.hctl().to_string(), &busy)),
+            Usage::Free | Usage::Transient => Ok(users.not_looked_at),
+        }
     }
 }

@@ -2,7 +2,8 @@
 
 use nix::errno::Errno;
 
-/// The kind of a failure. It alone decides [`Retry`] and the command's exit code.
+/// The kind of a failure. It alone decides the command's exit code, and [`Retry`] but for
+/// failures at stage [`Tls`](super::Stage::Tls).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -39,7 +40,7 @@ pub enum ErrorKind {
     /// Fewer paths lead to the unit than the caller asks for. The message names each
     /// missing path and why it is missing.
     TooFewPaths,
-    /// An earlier kernel call for the same SCSI host or device has not returned. The
+    /// An earlier kernel call for the same SCSI host, device or directory has not returned. The
     /// message names it; this call did not start.
     Quarantined,
     /// No server listens at the address, or it closed the connection, or the connection

@@ -7,7 +7,7 @@ use super::{Error, ErrorKind};
 impl Error {
     /// The error for a field that `peer` ("the NBD server") sent and its protocol does not
     /// allow.
-    pub(crate) fn broken(
+    pub(crate) fn protocol_violation(
         peer: &str,
         field: &str,
         found: impl fmt::Display,

@@ -147,6 +147,12 @@ impl NbdUri {
         &self.server
     }
 
+    /// Whether the connections use TLS.
+    #[must_use]
+    pub(crate) fn uses_tls(&self) -> bool {
+        matches!(self.server, NbdServer::Tls { .. })
+    }
+
     /// The decoded name of the export. It may hold control characters: show it with `{:?}`.
     #[must_use]
     pub fn export(&self) -> &str {

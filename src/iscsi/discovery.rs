@@ -14,7 +14,7 @@ use super::login::{
 use super::pdu::{Isid, LogoutRequest, NO_TAG, Response, TextRequest};
 use super::text::{Pair, PartialText, Text, pairs};
 use super::wire::Wire;
-use super::{PEER, broken, random};
+use super::{PEER, random, violation};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage, escape_untrusted};
 use crate::id::{InterfaceName, Iqn, Portal};
@@ -203,11 +203,13 @@ fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovere
         wire.send("the question for targets", &request.encode())?;
         let (response, data) = match wire.receive_answer("the list of targets")? {
             (Response::Text(response), data) => (response, data),
-            (other, _) => return Err(broken("opcode", other.name(), "that of a text response")),
+            (other, _) => {
+                return Err(violation("opcode", other.name(), "that of a text response"));
+            }
         };
         if response.tag != TEXT_TAG {
             let found = format!("{:#x}", response.tag);
-            return Err(broken(
+            return Err(violation(
                 "Initiator Task Tag",
                 found,
                 "that of the request, 0x2",
@@ -222,7 +224,7 @@ fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovere
         question = Text::default();
         (transfer_tag, lun) = (response.transfer_tag, response.lun);
     }
-    Err(broken(
+    Err(violation(
         "the number of text responses",
         "too large",
         "the end of the list in at most 4096",
@@ -258,12 +260,12 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
                     }
                     current = CurrentTarget::Listed(place);
                 } else {
-                    found.skip(&pair, &pair.broken("an iSCSI name"));
+                    found.skip(&pair, &pair.violation("an iSCSI name"));
                     current = CurrentTarget::Skipped;
                 }
             }
             ("TargetAddress", CurrentTarget::None) => {
-                return Err(pair.broken("a TargetName before it"));
+                return Err(pair.violation("a TargetName before it"));
             }
             ("TargetAddress", CurrentTarget::Skipped) => {}
             ("TargetAddress", CurrentTarget::Listed(place)) => {

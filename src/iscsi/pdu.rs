@@ -14,7 +14,7 @@ pub use response::{
     AsyncMessage, LoginResponse, LogoutResponse, NopIn, Reject, Response, TextResponse,
 };
 
-use super::broken;
+use super::violation;
 use crate::error::Result;
 
 /// The length of a header in bytes.
@@ -74,7 +74,7 @@ impl Lengths {
         let data = word(header, 4) & 0x00ff_ffff;
         if data > limit {
             let expected = format!("at most {limit}");
-            return Err(broken("DataSegmentLength", data, &expected));
+            return Err(violation("DataSegmentLength", data, &expected));
         }
         Ok(Self {
             additional: usize::from(header[4]) * 4,

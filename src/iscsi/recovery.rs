@@ -105,7 +105,7 @@ fn number_of_a_login(
     peer.fill("a login request", &mut header)?;
     number_in(&header).ok_or_else(|| {
         let found = format!("{:#04x}", header[0]);
-        Error::broken(KERNEL, "opcode", found, "that of the login request")
+        Error::protocol_violation(KERNEL, "opcode", found, "that of the login request")
     })
 }
 

@@ -1,15 +1,14 @@
-//! Sessions of our own in the kernel: from a login on our socket to SCSI devices,
-//! and back.
+//! Our own sessions in the kernel: from a login on our socket to SCSI devices, and back.
 //!
-//! The kernel is told of a session only when its login has succeeded, so that one
-//! that fails leaves nothing behind. Such a session needs no process: the kernel
-//! answers the target's pings and carries the I/O when its maker is gone.
+//! The kernel gets a session only when its login has succeeded, so that a failed login leaves
+//! nothing behind. The session needs no process: the kernel answers the target's pings and
+//! carries the I/O when the process that made it is gone.
 //!
-//! It is known by what the kernel keeps with it: its `creator` is no process: -1, so that an
-//! iscsid that starts leaves it alone, or another negative number where some process had that
-//! port. Its interface is called `lunbd`. By
-//! both [`IscsiSession::is_ours`] says that it was made here; by its names and
-//! its portal it is found again.
+//! The kernel stores what identifies the session. Its `creator` is no process: it is -1, so
+//! that an iscsid that starts leaves the session alone, or another negative number if some
+//! process had that port. Its interface is called `lunbd`. By these two
+//! [`IscsiSession::is_lunbd_owned`] knows that lunbd made it. It is found again by its names
+//! and its portal.
 
 mod facts;
 mod hand_over;
@@ -43,7 +42,7 @@ use crate::id::{HostNo, InterfaceName, Iqn, Portal, SessionId};
 use crate::kernel::tcp::LocalEnd;
 use crate::kernel::{Roots, iscsi_netlink};
 
-/// How a session is logged in, whichever its target and portal.
+/// How a session is logged in, for any target and portal.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
     pub(crate) initiator: Iqn,
@@ -56,7 +55,7 @@ pub struct SessionOptions {
     pub(crate) local: LocalEnd,
 }
 
-/// What a target is proven that we know.
+/// The CHAP credentials, or where they are.
 #[derive(Debug, Clone)]
 pub(crate) enum Proof {
     Known(Credentials),
@@ -64,7 +63,7 @@ pub(crate) enum Proof {
 }
 
 impl SessionOptions {
-    /// As `initiator` (see [`initiator_name`](super::initiator_name)), without
+    /// Logs in as `initiator` (see [`initiator_name`](super::initiator_name)), without
     /// credentials and digests.
     #[must_use]
     pub fn new(initiator: Iqn) -> Self {
@@ -80,15 +79,15 @@ impl SessionOptions {
         }
     }
 
-    /// With CHAP: see [`LoginOptions::credentials`].
+    /// Uses CHAP: see [`LoginOptions::credentials`].
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.proof = Some(Proof::Known(credentials));
         self
     }
 
-    /// With CHAP, by what is there when a login is made: what a journal can write
-    /// down.
+    /// Uses CHAP, with the credentials that `source` holds at the time of each login. A
+    /// journal can store the source.
     #[must_use]
     pub fn credentials_from(mut self, source: CredentialsSource) -> Self {
         self.proof = Some(Proof::At(source));
@@ -103,31 +102,31 @@ impl SessionOptions {
     }
 
     /// Requires CRC32C over headers and over data: a target that does not take both is
-    /// refused, also at each login again of the session.
+    /// refused, also when the session is logged in again.
     #[must_use]
     pub fn require_digests(mut self) -> Self {
         self.requires_digests = true;
         self.digests(true, true)
     }
 
-    /// How long I/O waits for a lost connection to come back, in whole seconds,
-    /// before it fails: an attach refuses a fraction of a second. Without it 5 s where a multipath map is required, or is
-    /// preferred and multipathd runs, which has other paths, and else 120 s. An
-    /// existing session keeps its own.
+    /// How long I/O waits for a lost connection to come back before it fails, in whole
+    /// seconds: an attach refuses a fraction of a second. The default is 120 s. It is 5 s if
+    /// I/O has other paths: a multipath map is required, or is preferred over several portals
+    /// while multipathd runs. An existing session keeps its own.
     #[must_use]
     pub fn recovery_timeout(mut self, limit: Duration) -> Self {
         self.recovery_timeout = Some(limit);
         self
     }
 
-    /// As `limit` where nothing was chosen.
+    /// Sets the recovery timeout to `limit` if none was chosen.
     #[must_use]
     pub fn recovery_timeout_or(mut self, limit: Duration) -> Self {
         self.recovery_timeout.get_or_insert(limit);
         self
     }
 
-    /// The settings of a session that this makes. An existing session keeps its own, and
+    /// The settings of a new session. An existing session keeps its own, and
     /// [`IscsiSession::unmet`] says which differ.
     #[must_use]
     pub fn tunables(mut self, tunables: Tunables) -> Self {
@@ -136,7 +135,8 @@ impl SessionOptions {
     }
 
     /// Logs in through this network interface alone (`SO_BINDTODEVICE`), also again after a
-    /// loss: the kernel keeps the name with the session. An existing session stays as it is.
+    /// loss, since the kernel stores the name with the session. An existing session stays as
+    /// it is.
     #[must_use]
     pub fn interface(mut self, name: InterfaceName) -> Self {
         self.local.interface = Some(name);
@@ -152,8 +152,8 @@ impl SessionOptions {
     }
 
     /// # Errors
-    /// `InvalidInput` where the kernel cannot keep the recovery timeout: it counts whole
-    /// seconds, and 500 ms would be none. `InvalidInput` for settings that contradict each
+    /// `InvalidInput` if the kernel cannot store the recovery timeout: it counts whole
+    /// seconds, and 500 ms would become 0. `InvalidInput` for settings that contradict each
     /// other.
     pub(crate) fn require_valid(&self) -> Result<()> {
         self.tunables.require_valid()?;
@@ -171,40 +171,40 @@ impl SessionOptions {
         Err(Error::new(ErrorKind::InvalidInput, message))
     }
 
-    /// Sends no more in one PDU than was chosen, whatever the target takes.
+    /// Limits the data in one PDU to the chosen length, even if the target takes more.
     pub(super) fn cap(&self, mut connection: Connection) -> Connection {
         let agreed = &mut connection.session.parameters.max_xmit_data_segment_length;
         *agreed = (*agreed).min(self.tunables.value(Tunable::SendSegment));
         connection
     }
 
-    /// Who logs in.
+    /// The initiator's name.
     #[must_use]
     pub fn initiator(&self) -> &Iqn {
         &self.initiator
     }
 }
 
-/// What names a session of ours: there is one of each.
+/// The name of a session of ours. There is one session of each name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionName {
-    /// Who has logged in.
+    /// The initiator that has logged in.
     pub initiator: Iqn,
-    /// To which target.
+    /// The target.
     pub target: Iqn,
-    /// Through which portal, as it was asked for.
+    /// The portal, as the caller named it.
     pub portal: Portal,
 }
 
 impl SessionName {
-    /// The ISID, which the kernel does not keep: made from the name, so that
-    /// whoever finds the session knows it, that two processes cannot make it
-    /// twice, and that a login after a crash ends what the target still has of it
-    /// (RFC 7143, 6.3.5 and 10.1.1). Of the random kind (11.12.5), which iscsid
-    /// does not use.
+    /// The ISID, which the kernel does not store. It is made from the name, so that each
+    /// process that finds the session knows it, that two processes cannot make the session
+    /// twice, and that a login after a crash ends what the target still has of the session
+    /// (RFC 7143, 6.3.5 and 10.1.1). It is of the random kind (11.12.5), which iscsid does
+    /// not use.
     #[must_use]
     pub fn isid(&self) -> Isid {
-        // No name has a blank. Spellings of one name are one session.
+        // No name has a blank. All spellings of a name mean one session.
         let (initiator, target) = (self.initiator.to_lowercase(), self.target.to_lowercase());
         let text = format!("{initiator} {target} {}", self.portal);
         let digest = Sha256::digest(text);
@@ -223,7 +223,7 @@ impl fmt::Display for SessionName {
     }
 }
 
-/// A session that the kernel has of us.
+/// A session of ours in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelSession {
@@ -233,7 +233,7 @@ pub struct KernelSession {
     pub host: HostNo,
 }
 
-/// The first half: logs in on a socket of our own. See [`log_in`].
+/// Logs in on a socket of our own: the first half of making a session. See [`log_in`].
 ///
 /// # Errors
 /// As of [`log_in`].
@@ -247,7 +247,7 @@ pub fn connect(
     Ok(options.cap(connection))
 }
 
-/// How a session of this name is logged in.
+/// The options with which a session of this name is logged in.
 pub(super) fn login_options(
     name: &SessionName,
     options: &SessionOptions,
@@ -280,8 +280,7 @@ pub(super) fn login_options(
     })
 }
 
-/// Whether this machine's kernel can have sessions of ours: its module
-/// `iscsi_tcp` is loaded.
+/// Whether this machine's kernel can have sessions of ours: the module `iscsi_tcp` is loaded.
 #[must_use]
 pub fn has_driver(roots: &Roots) -> bool {
     iscsi_netlink::has_driver(roots)
@@ -299,8 +298,7 @@ mod tests {
         }
     }
 
-    /// Another result would have a session that is found again given up for a new
-    /// one.
+    /// If the result changed, a session that is found again would be given up for a new one.
     #[test]
     fn the_isid_of_a_name_is_the_same_in_every_version() {
         let isid = name("10.0.0.1").isid();

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use super::broken;
+use super::violation;
 use crate::error::{Error, Result, escape_untrusted};
 
 /// The longest key in bytes (RFC 7143, 6.1).
@@ -54,12 +54,12 @@ pub fn pairs(text: &[u8]) -> impl Iterator<Item = Result<Pair<'_>>> {
 
 fn next<'a>(rest: &mut &'a [u8]) -> Result<Pair<'a>> {
     let Some(end) = rest.iter().position(|byte| *byte == 0) else {
-        return Err(broken("text", quoted(rest), "a zero byte at its end"));
+        return Err(violation("text", quoted(rest), "a zero byte at its end"));
     };
     let (pair, after) = rest.split_at(end);
     *rest = after.get(1..).unwrap_or_default();
     let Some(equals) = pair.iter().position(|byte| *byte == b'=') else {
-        return Err(broken("text", quoted(pair), "key=value"));
+        return Err(violation("text", quoted(pair), "key=value"));
     };
     let (key, value) = (&pair[..equals], &pair[equals + 1..]);
     let is_key = key.first().is_some_and(u8::is_ascii_alphabetic)
@@ -69,15 +69,15 @@ fn next<'a>(rest: &mut &'a [u8]) -> Result<Pair<'a>> {
             .all(|byte| byte.is_ascii_alphanumeric() || b".-+@_".contains(byte));
     let Some(key) = std::str::from_utf8(key).ok().filter(|_| is_key) else {
         let expected = "at most 63 letters, digits and .-+@_, the first a letter";
-        return Err(broken("a key", quoted(key), expected));
+        return Err(violation("a key", quoted(key), expected));
     };
     if value.len() > LONGEST_VALUE {
         let field = format!("the length of the value of {key}");
-        return Err(broken(&field, value.len(), "at most 8192"));
+        return Err(violation(&field, value.len(), "at most 8192"));
     }
     match std::str::from_utf8(value) {
         Ok(value) if !value.contains(char::is_control) => Ok(Pair { key, value }),
-        _ => Err(broken(
+        _ => Err(violation(
             key,
             quoted(value),
             "UTF-8 without control characters",
@@ -118,7 +118,7 @@ impl<'a> Pair<'a> {
             .filter(|number| plain && range.contains(number))
             .ok_or_else(|| {
                 let expected = format!("a number from {} to {}", range.start(), range.end());
-                self.broken(&expected)
+                self.violation(&expected)
             })
     }
 
@@ -130,7 +130,7 @@ impl<'a> Pair<'a> {
         match self.value {
             "Yes" => Ok(true),
             "No" => Ok(false),
-            _ => Err(self.broken("Yes or No")),
+            _ => Err(self.violation("Yes or No")),
         }
     }
 
@@ -140,8 +140,8 @@ impl<'a> Pair<'a> {
     }
 
     /// The error for a value that is not what `expected` says.
-    pub(super) fn broken(&self, expected: &str) -> Error {
-        broken(self.key, quoted(self.value.as_bytes()), expected)
+    pub(super) fn violation(&self, expected: &str) -> Error {
+        violation(self.key, quoted(self.value.as_bytes()), expected)
     }
 }
 
@@ -184,7 +184,7 @@ impl PartialText {
         let length = self.text.len() + part.len();
         if length > self.limit {
             let expected = format!("at most {} bytes", self.limit);
-            return Err(broken("the length of the text", length, &expected));
+            return Err(violation("the length of the text", length, &expected));
         }
         self.text.extend(part);
         Ok(())

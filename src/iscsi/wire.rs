@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 
 use super::pdu::{DEFAULT_DATA, HEADER, Lengths, NO_TAG, NopOut, Response};
-use super::{PEER, broken};
+use super::{PEER, violation};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::peer::Peer;
@@ -81,7 +81,7 @@ impl<S: Read + Write> Wire<S> {
                 answer => return Ok(answer),
             }
         }
-        Err(broken(
+        Err(violation(
             "the number of NOP-Ins",
             "too large",
             "at most 16 before an answer",

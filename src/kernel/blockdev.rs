@@ -1,7 +1,7 @@
 //! A block device: its attributes in sysfs, and its node.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -80,6 +80,18 @@ impl BlockDevice {
             return Ok(None);
         };
         Ok(Some(text.parse::<DiskSeq>()?))
+    }
+
+    /// What distinguishes this disk from an earlier or later one of its name: its sequence
+    /// number. Before Linux 5.15 it is the inode of its directory in sysfs, which gives each
+    /// directory its own.
+    pub(crate) fn life(&self) -> Result<String> {
+        if let Some(sequence) = self.diskseq()? {
+            return Ok(sequence.to_string());
+        }
+        let metadata = fs::metadata(&self.dir);
+        let metadata = metadata.map_err(|error| Error::io("cannot examine", &self.dir, &error))?;
+        Ok(metadata.ino().to_string())
     }
 
     /// The size in bytes.
@@ -297,7 +309,7 @@ impl BlockDevice {
         /// Longer than the kernel's thread takes to make the node.
         const NODE_LIMIT: Duration = Duration::from_secs(1);
         let patience = Deadline::after(NODE_LIMIT);
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        let mut pauses = Backoff::for_kernel_state();
         loop {
             let error = match devices.open(node, claim) {
                 Ok(opened) => return Ok(opened),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use nix::libc;
 
 use super::file_servers::FileServers;
-use super::{Roots, file_server_looks, sysfs};
+use super::{Roots, file_server_lookup, sysfs};
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::DevNo;
@@ -46,8 +46,8 @@ pub(crate) fn read_exports(
         let number = if path.starts_with(&roots.dev) {
             devices.number_at(&path)
         } else {
-            let lookup_deadline = file_server_looks::lookup_deadline(deadline);
-            file_server_looks::lookup(name, lookup_deadline, move || devices.number_at(&path))
+            let lookup_deadline = file_server_lookup::lookup_deadline(deadline);
+            file_server_lookup::lookup(name, lookup_deadline, move || devices.number_at(&path))
         };
         match number {
             Ok(number) => number.map_or(Device::NotHere, Device::Is),

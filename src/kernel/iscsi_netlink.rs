@@ -1,11 +1,11 @@
-//! The kernel's iSCSI: sessions that it is told of over `NETLINK_ISCSI`
+//! The kernel's iSCSI: requests about sessions over `NETLINK_ISCSI`
 //! (`drivers/scsi/scsi_transport_iscsi.c`), with the driver `iscsi_tcp`.
 //!
-//! The kernel does the work inside `sendmsg(2)` and under one mutex for the whole
-//! machine (`iscsi_if_rx`, `rx_queue_mutex`): what hangs there, hangs every
-//! session's. Root, and the initial network namespace. Statistics are never asked
-//! for (`ISCSI_UEVENT_GET_STATS`): where nobody listens the kernel tries to tell
-//! them for ever, under that mutex (`iscsi_if_get_stats`).
+//! The kernel does the work inside `sendmsg(2)` and under one mutex for the whole machine
+//! (`iscsi_if_rx`, `rx_queue_mutex`): a request that hangs there blocks those of every
+//! session. Requests need root in the initial network namespace. Statistics are never
+//! requested (`ISCSI_UEVENT_GET_STATS`): if no process listens, the kernel tries to send them
+//! for ever, under that mutex (`iscsi_if_get_stats`).
 
 mod listener;
 mod maker;
@@ -31,15 +31,15 @@ pub(crate) use maker::{CreateLock, NoMaker, holder_of_port};
 /// The only connection of a session of ours.
 const CID: u32 = 0;
 
-/// Requests to the kernel, one after the other. **Every call blocks for as long
-/// as the kernel works on it, or on another's**: on a worker only.
+/// Sends requests to the kernel, one after the other. **Every call blocks for as long as the
+/// kernel works on it, or on the request of another process**: call it on a worker only.
 ///
-/// The kernel's answers carry no number (`nlmsg_seq` is 0), so after a call that
-/// failed for another reason than a refusal the socket is not to be used again.
+/// The kernel's answers carry no number (`nlmsg_seq` is 0), so the socket must not be used
+/// again after a call that failed for another reason than a refusal.
 #[derive(Debug)]
 pub(crate) struct Control {
     socket: Socket,
-    /// The driver: an address in the kernel, so it is as the kernel is.
+    /// The driver's handle, an address in the kernel.
     transport: u64,
 }
 
@@ -47,8 +47,7 @@ impl Control {
     /// Opens a socket for requests to `iscsi_tcp`.
     ///
     /// # Errors
-    /// `NotSupported` where the module `iscsi_tcp` is not loaded; `NotPermitted`
-    /// without root.
+    /// `NotSupported` if the module `iscsi_tcp` is not loaded; `NotPermitted` without root.
     pub(crate) fn open(roots: &Roots) -> Result<Self> {
         let transport = sysfs::parse(&handle_in(roots)).map_err(|error| match error.kind() {
             ErrorKind::Vanished => {
@@ -61,11 +60,11 @@ impl Control {
         Ok(Self { socket, transport })
     }
 
-    /// `ISCSI_UEVENT_CREATE_SESSION`: a session with no connection, and its SCSI
-    /// host. `cmd_sn` must be the number that its login had, or its commands hang.
+    /// `ISCSI_UEVENT_CREATE_SESSION`: makes a session without a connection, and its SCSI host.
+    /// `cmd_sn` must be the number that its login had, or its commands hang.
     ///
-    /// Its `creator` is the port of `maker`: -1 where that was free, so that an iscsid that
-    /// starts leaves it alone, which takes up all others. `cmds_max` must be a power of 2.
+    /// Its `creator` is the port of `maker`: -1 if that was free. An iscsid that starts leaves
+    /// such a session alone, and takes over all others. `cmds_max` must be a power of 2.
     pub(crate) fn create_session(
         &mut self,
         maker: &CreateLock,
@@ -85,7 +84,7 @@ impl Control {
         Ok((SessionId(sid), HostNo(host)))
     }
 
-    /// `ISCSI_UEVENT_CREATE_CONN`: the session's connection, without a socket.
+    /// `ISCSI_UEVENT_CREATE_CONN`: makes the session's connection, without a socket.
     pub(crate) fn create_connection(&mut self, session: SessionId) -> Result<()> {
         let create = Request::CreateConnection {
             sid: session.0,
@@ -97,12 +96,12 @@ impl Control {
         Ok(())
     }
 
-    /// `ISCSI_UEVENT_BIND_CONN`: gives the connection its socket, which the kernel
-    /// keeps. After a loss only once it is stopped ([`Stop::Recover`]).
+    /// `ISCSI_UEVENT_BIND_CONN`: gives the connection its socket, which the kernel keeps. A
+    /// lost connection must be stopped first ([`Stop::Recover`]).
     ///
     /// # Errors
-    /// `ENOTCONN` on a lost connection that was not stopped; `Refused` for what is
-    /// no TCP socket.
+    /// `ENOTCONN` on a lost connection that was not stopped; `Refused` for a file that is no
+    /// TCP socket.
     pub(crate) fn bind(&mut self, session: SessionId, socket: BorrowedFd<'_>) -> Result<()> {
         let bind = Request::BindConnection {
             sid: session.0,
@@ -115,8 +114,8 @@ impl Control {
         Ok(())
     }
 
-    /// `ISCSI_UEVENT_SET_PARAM`: of the session or of its connection, which must
-    /// be bound, but for the recovery timeout.
+    /// `ISCSI_UEVENT_SET_PARAM`: sets a parameter of the session or of its connection. The
+    /// connection must be bound, except for the recovery timeout.
     pub(crate) fn set(&mut self, session: SessionId, param: Param, value: &str) -> Result<()> {
         let set = Request::SetParam {
             sid: session.0,
@@ -130,7 +129,7 @@ impl Control {
         Ok(())
     }
 
-    /// `ISCSI_UEVENT_SET_HOST_PARAM`: of a session's SCSI host.
+    /// `ISCSI_UEVENT_SET_HOST_PARAM`: sets a parameter of a session's SCSI host.
     pub(crate) fn set_of_host(
         &mut self,
         host: HostNo,
@@ -148,8 +147,8 @@ impl Control {
         Ok(())
     }
 
-    /// `ISCSI_UEVENT_START_CONN`: the session is logged in and I/O may begin or go
-    /// on. The kernel takes it of a connection that never had a socket too.
+    /// `ISCSI_UEVENT_START_CONN`: the session is logged in, and I/O may begin or go on. The
+    /// kernel accepts this also for a connection that never had a socket.
     pub(crate) fn start(&mut self, session: SessionId) -> Result<()> {
         let start = Request::StartConnection {
             sid: session.0,
@@ -161,7 +160,7 @@ impl Control {
         Ok(())
     }
 
-    /// `ISCSI_UEVENT_STOP_CONN`: lets go of the socket.
+    /// `ISCSI_UEVENT_STOP_CONN`: the kernel releases the socket.
     pub(crate) fn stop(&mut self, session: SessionId, stop: Stop) -> Result<()> {
         let stop = Request::StopConnection {
             sid: session.0,
@@ -174,11 +173,11 @@ impl Control {
         Ok(())
     }
 
-    /// `ISCSI_UEVENT_SEND_PDU`: a whole PDU, header, data and padding. The kernel
+    /// `ISCSI_UEVENT_SEND_PDU`: sends a whole PDU, header, data and padding. The kernel
     /// overwrites its task tag and its `CmdSN`.
     ///
     /// # Errors
-    /// `NotPermitted` where the PDU before it is not through yet.
+    /// `NotPermitted` if the kernel is not done with the PDU before it.
     pub(crate) fn send_pdu(&mut self, session: SessionId, pdu: &[u8]) -> Result<()> {
         let Some((header, data)) = pdu.split_first_chunk() else {
             let message = "a PDU has at least 48 bytes";
@@ -196,8 +195,8 @@ impl Control {
         Ok(())
     }
 
-    /// `ISCSI_UEVENT_UNBIND_SESSION`: begins to take the target and its devices
-    /// away. [`Notification::Unbound`] comes when it is done, once in a session's life.
+    /// `ISCSI_UEVENT_UNBIND_SESSION`: begins to remove the target and its devices.
+    /// [`Notification::Unbound`] comes when they are gone, once in a session's life.
     pub(crate) fn unbind(&mut self, session: SessionId) -> Result<()> {
         let unbind = Request::UnbindSession { sid: session.0 };
         point!(IscsiToUnbind);
@@ -206,7 +205,7 @@ impl Control {
         Ok(())
     }
 
-    /// `ISCSI_UEVENT_DESTROY_CONN`: of one that is stopped.
+    /// `ISCSI_UEVENT_DESTROY_CONN`: destroys a stopped connection.
     pub(crate) fn destroy_connection(&mut self, session: SessionId) -> Result<()> {
         let destroy = Request::DestroyConnection {
             sid: session.0,
@@ -218,9 +217,9 @@ impl Control {
         Ok(())
     }
 
-    /// `ISCSI_UEVENT_DESTROY_SESSION_ASYNC`: the session is not found any more by
-    /// its number, and goes away with its host soon after. The other way of it
-    /// holds the machine's mutex meanwhile.
+    /// `ISCSI_UEVENT_DESTROY_SESSION_ASYNC`: the session is no longer found by its number, and
+    /// goes away with its host soon after. The synchronous request holds the machine's mutex
+    /// meanwhile.
     ///
     /// # Errors
     /// `InUse` while it has a connection.

@@ -1,4 +1,4 @@
-//! The process that has a lock of `flock(2)`.
+//! The process that holds a lock of `flock(2)`.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
@@ -7,8 +7,8 @@ use nix::sys::stat::{major, minor};
 
 use super::{Roots, sysfs};
 
-/// The process that has this file locked, in words; `None` where nobody has, or the kernel
-/// does not say: `/proc/locks` shows the processes of our PID namespace.
+/// The process that holds the lock on this file, in words; `None` if none does, or the kernel
+/// does not show it: `/proc/locks` shows the processes of our PID namespace.
 pub(crate) fn holder(roots: &Roots, file: &File) -> Option<String> {
     let metadata = file.metadata().ok()?;
     let device = metadata.dev();
@@ -24,8 +24,9 @@ pub(crate) fn holder(roots: &Roots, file: &File) -> Option<String> {
     Some(format!("process {pid} ({command})"))
 }
 
-/// Of `/proc/locks` (`lock_get_status` of `fs/locks.c`): `1: FLOCK ADVISORY WRITE 812
-/// 00:15:77 0 EOF`; who waits has `->` before the kind.
+/// The process in a line of `/proc/locks` (`lock_get_status` of `fs/locks.c`), such as `1:
+/// FLOCK ADVISORY WRITE 812 00:15:77 0 EOF`. The line of a process that waits has `->` before
+/// the kind.
 fn pid_in(table: &str, place: &str) -> Option<u32> {
     table.lines().find_map(|line| {
         let mut columns = line.split_ascii_whitespace().skip(1);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::file_servers::FileServers;
-use super::{Roots, file_server_looks, sysfs};
+use super::{Roots, file_server_lookup, sysfs};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
 use crate::id::DevNo;
@@ -56,10 +56,10 @@ pub(crate) fn read_loops(
         let until = if is_node {
             deadline
         } else {
-            file_server_looks::lookup_deadline(deadline)
+            file_server_lookup::lookup_deadline(deadline)
         };
         let look = move || backing(&owned, &node, &path);
-        let found = file_server_looks::lookup(what.clone(), until, look);
+        let found = file_server_lookup::lookup(what.clone(), until, look);
         match found {
             Ok(Some(device)) if devices.contains(&device) => loops.found.push((name, device)),
             Ok(_) => {}
@@ -141,7 +141,7 @@ mod tests {
         let (_release, hang) = std::sync::mpsc::channel::<()>();
         let what = format!("{} of {}", disk.display(), node.display());
         let past = Deadline::after(std::time::Duration::ZERO);
-        let earlier = file_server_looks::lookup(what, past, move || {
+        let earlier = file_server_lookup::lookup(what, past, move || {
             let _released = hang.recv();
             Ok(None)
         });

@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::sys::utsname::uname;
 
-use super::{Roots, sysfs};
+use super::{Roots, process, sysfs};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The capabilities that the engine uses, of the process's effective set
@@ -14,13 +14,13 @@ use crate::error::{Error, ErrorKind, Result};
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// Those of this process.
+    /// The capabilities of this process.
     pub fn effective(roots: &Roots) -> Result<Self> {
         Self::effective_of(roots, "self")
     }
 
-    /// Those of a process, by its number; a process in another user namespace has them over
-    /// that one.
+    /// The capabilities of a process, by its number. Those of a process in another user
+    /// namespace count only there.
     pub(super) fn effective_of(roots: &Roots, process: &str) -> Result<Self> {
         let path = roots.proc.join(process).join("status");
         let status = sysfs::read(&path)?;
@@ -32,19 +32,30 @@ impl Capabilities {
             .ok_or_else(|| Error::new(ErrorKind::Io, "no CapEff line").with_path(path))
     }
 
-    /// Ioctls of block devices, and SCSI commands.
+    /// The capabilities that this process has over the machine. A process in another user
+    /// namespace has none: its capabilities hold in that namespace alone
+    /// (`user_namespaces(7)`).
+    pub fn over_the_machine(roots: &Roots) -> Result<Self> {
+        if process::is_in_initial_user_namespace(roots) {
+            Self::effective(roots)
+        } else {
+            Ok(Self(0))
+        }
+    }
+
+    /// For ioctls of block devices, and for SCSI commands.
     #[must_use]
     pub fn sys_admin(self) -> bool {
         self.has(21)
     }
 
-    /// Receive buffers past the machine's limit; NBD's netlink commands.
+    /// For receive buffers past the machine's limit, and for NBD's netlink commands.
     #[must_use]
     pub fn net_admin(self) -> bool {
         self.has(12)
     }
 
-    /// The open files of processes of other users.
+    /// To see the open files of processes of other users.
     #[must_use]
     pub fn sys_ptrace(self) -> bool {
         self.has(19)
@@ -55,8 +66,8 @@ impl Capabilities {
     }
 }
 
-/// The kernel's release, its major and minor number. A `/proc` that shows processes
-/// alone (`subset=pid`) does not have it, and this process's own kernel says it.
+/// The major and the minor number of the kernel's release. A `/proc` that shows processes
+/// alone (`subset=pid`) does not have it, and then `uname` gives it.
 pub fn kernel_version(roots: &Roots) -> Result<(u32, u32)> {
     let path = roots.proc.join("sys/kernel/osrelease");
     let release = if let Some(release) = sysfs::read_if_there(&path)? {
@@ -72,7 +83,8 @@ pub fn kernel_version(roots: &Roots) -> Result<(u32, u32)> {
     })
 }
 
-/// What tells this boot of the machine from every other; `None` where that is not shown.
+/// The id of this boot of the machine, which no other boot has; `None` if the kernel does not
+/// show it.
 #[must_use]
 pub fn boot_id(roots: &Roots) -> Option<String> {
     sysfs::read(&roots.proc.join("sys/kernel/random/boot_id")).ok()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::file_servers::FileServers;
-use super::{Roots, file_server_looks};
+use super::{Roots, file_server_lookup};
 use crate::deadline::Deadline;
 use crate::id::DevNo;
 
@@ -38,10 +38,10 @@ impl<'a> MountSourceLookup<'a> {
             return *known;
         }
         let (name, devices) = (path.display().to_string(), self.roots.devices.clone());
-        let lookup_deadline = file_server_looks::lookup_deadline(self.deadline);
+        let lookup_deadline = file_server_lookup::lookup_deadline(self.deadline);
         let own = path.to_owned();
         let found =
-            file_server_looks::lookup(name, lookup_deadline, move || devices.number_at(&own));
+            file_server_lookup::lookup(name, lookup_deadline, move || devices.number_at(&own));
         if matches!(&found, Err(error) if error.kind() == std::io::ErrorKind::TimedOut) {
             self.unknown.push(path.to_owned());
         }

@@ -5,19 +5,19 @@ use std::fs;
 
 use super::{Roots, process, sysfs};
 
-/// Who has a port.
+/// The holder of a port.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     /// The process, in words.
     pub(crate) words: String,
-    /// Whether the kernel may do what it asks for on that socket; `false` only where each
-    /// process that has the socket lacks `CAP_SYS_ADMIN` over the machine
-    /// (`netlink_capable` of `iscsi_if_recv_msg`).
+    /// Whether the kernel may obey the requests on that socket; `false` only if each process
+    /// that has the socket lacks `CAP_SYS_ADMIN` over the machine (`netlink_capable` of
+    /// `iscsi_if_recv_msg`).
     pub(crate) may_administer: bool,
 }
 
 impl Holder {
-    /// Of a port that was taken at each try and that nobody had in between.
+    /// The holder of a port that was taken at each try, and free each time in between.
     pub(crate) fn in_turn() -> Self {
         Self {
             words: "one process after another".to_owned(),
@@ -26,8 +26,8 @@ impl Holder {
     }
 }
 
-/// The process that has this port of this protocol in our network namespace; `None` where
-/// nobody has it, or the kernel does not say.
+/// The process that has this port of this protocol in our network namespace; `None` if none
+/// has it, or the kernel does not show it.
 pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<Holder> {
     let table = sysfs::read(&roots.proc.join("net/netlink")).ok()?;
     let inode = inode_in(&table, protocol, port)?;
@@ -54,8 +54,8 @@ pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<Holder
     })
 }
 
-/// Of `/proc/net/netlink` (`netlink_native_seq_show`): the second column is the protocol,
-/// the third the port and the last the socket's inode.
+/// The socket's inode from `/proc/net/netlink` (`netlink_native_seq_show`): the second column
+/// is the protocol, the third the port and the last the inode.
 fn inode_in(table: &str, protocol: isize, port: u32) -> Option<&str> {
     let mut sockets = table.lines().skip(1).map(str::split_ascii_whitespace);
     sockets.find_map(|mut columns| {

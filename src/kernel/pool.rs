@@ -4,7 +4,7 @@ use std::thread;
 
 use parking_lot::Mutex;
 
-use super::worker::not_started;
+use super::threads::not_started;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
@@ -66,7 +66,7 @@ fn each_on<T: Send, R: Send>(
         refused
     });
     let without_result = || match &refused {
-        Some(error) => not_started(stage, error),
+        Some(error) => not_started(error).at(stage),
         None => Error::new(ErrorKind::Io, "the thread that worked on it died").at(stage),
     };
     let done = done.into_inner();

@@ -35,7 +35,7 @@ pub struct Openers {
 /// (`include/linux/proc_ns.h`, `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// The same of user namespaces (`PROC_USER_INIT_INO`).
+/// The same for user namespaces (`PROC_USER_INIT_INO`).
 const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// The processes that `/proc` shows.
@@ -68,18 +68,18 @@ pub(crate) fn shows_all_namespaces(roots: &Roots) -> Result<bool> {
     };
     let first = inode("1");
     let is_denied = matches!(&first, Err((_, error)) if !has_gone(error));
-    // Who may not look at the first process can look at itself.
+    // A process that may not look at the first process can look at itself.
     match first.or_else(|_| inode("self")) {
         Ok(inode) => Ok(inode == INITIAL_PID_NAMESPACE),
-        // A denied first process has a namespace, and this `/proc` does not show us.
+        // A denied first process has a namespace, and this `/proc` does not show this one.
         Err((_, error)) if has_gone(&error) => Ok(!is_denied),
         Err((link, error)) => Err(Error::io("cannot examine", &link, &error)),
     }
 }
 
-/// Whether the capabilities of this process are those over the machine's processes: in
-/// another user namespace it has them over the processes there alone. A kernel without such
-/// namespaces has no other.
+/// Whether the capabilities of this process count for the machine's processes: in another
+/// user namespace they count for the processes there alone. A kernel without such namespaces
+/// has only the initial one.
 pub(crate) fn is_in_initial_user_namespace(roots: &Roots) -> bool {
     has_initial_user_namespace(roots, "self")
 }
@@ -101,15 +101,14 @@ pub(crate) fn may_administer(roots: &Roots, pid: u32) -> bool {
 }
 
 /// The processes that have a descriptor of one of `devices`. A descriptor that only names a
-/// device (`O_PATH`) is none of it. What is open on a file server is not asked for
-/// there.
+/// device (`O_PATH`) does not count. For a file on a file server, the server is not asked.
 pub fn read_openers(roots: &Roots, devices: &[NumberedDevice]) -> Result<Openers> {
     Ok(Look::read(roots, devices)?.openers)
 }
 
-/// The same, and those that have one open without a descriptor: that they have mapped for
-/// writing, or registered with an `io_uring`. Where the kernel does not show that of a
-/// process in time, it may have more open.
+/// As [`read_openers`], and the processes that have a device open without a descriptor: they
+/// have it mapped for writing, or registered with an `io_uring`. If the kernel does not show
+/// that in time, the process counts as one that may have more open.
 pub fn read_all_openers(
     roots: &Roots,
     devices: &[NumberedDevice],
@@ -143,7 +142,7 @@ pub fn read_all_openers(
 /// A look at the descriptors of each process.
 struct Look {
     openers: Openers,
-    /// Those that were looked at.
+    /// The processes that were looked at.
     processes: Vec<Process>,
 }
 
@@ -183,7 +182,7 @@ impl Look {
     }
 }
 
-/// What the descriptors of one process are.
+/// The descriptors of one process.
 struct OfProcess {
     path: PathBuf,
     process: Process,
@@ -191,7 +190,7 @@ struct OfProcess {
 }
 
 impl OfProcess {
-    /// `is_whole` becomes false where it may be more.
+    /// Adds a descriptor. `is_whole` becomes false if the process may have more open.
     fn add(
         &mut self,
         roots: &Roots,
@@ -206,9 +205,9 @@ impl OfProcess {
             _ => {}
         }
         let at = match roots.devices.device_at(&descriptor) {
-            // The kernel lets us look, and the file's own file system does not: one in
-            // user space refuses other users (`fs/fuse/dir.c`,
-            // `fuse_allow_current_process`). It has no disk of this machine.
+            // The kernel lets us look, but the file's own file system does not: a file
+            // system in user space refuses other users (`fs/fuse/dir.c`,
+            // `fuse_allow_current_process`). Such a file is no disk of this machine.
             Err(error) if !has_gone(&error) && link.is_ok() => return,
             at => unless_denied(at, is_whole).flatten(),
         };
@@ -297,7 +296,7 @@ mod tests {
         fs::write(namespaces.join("pid"), "").unwrap();
         assert!(!shows_all_namespaces(&roots).unwrap());
         fs::remove_dir_all(&namespaces).unwrap();
-        // Denied, and this `/proc` does not show us.
+        // The look is denied, and this `/proc` does not show this process.
         fs::write(&namespaces, "").unwrap();
         assert!(!shows_all_namespaces(&roots).unwrap());
     }

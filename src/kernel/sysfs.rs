@@ -78,12 +78,12 @@ pub(crate) fn write(devices: &Devices, path: &Path, text: &str) -> Result<()> {
     write_if(devices, path, text, &|| true)
 }
 
-/// Like [`write`], but only if `is_still_ours` returns true after the open. From
+/// Like [`write()`], but only if `is_still_ours` returns true after the open. From
 /// then on the kernel refuses a write after the object's end (`ENODEV`,
 /// `fs/kernfs/file.c`), so the write never reaches a new object of the same name.
 ///
 /// # Errors
-/// Those of [`write`]; `Vanished` if the object is not ours.
+/// Those of [`write()`]; `Vanished` if the object is not ours.
 pub(crate) fn write_if(
     devices: &Devices,
     path: &Path,

@@ -3,7 +3,6 @@
 mod idle;
 
 use std::fs::File;
-use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -11,6 +10,7 @@ use std::time::Duration;
 
 use idle::FdTable;
 
+use super::threads;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
@@ -78,12 +78,9 @@ fn start_with<T: Send + 'static>(
         let _ = done.send(call());
     };
     let name = format!("lunbd-{stage}");
-    idle::run(name, fd_table, Box::new(call)).map_err(|error| not_started(stage, &error))?;
+    idle::run(name, fd_table, Box::new(call))
+        .map_err(|error| threads::not_started(&error).at(stage))?;
     Ok(Pending { stage, result })
-}
-
-pub(super) fn not_started(stage: Stage, error: &io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(stage)
 }
 
 fn died(stage: Stage) -> Error {
@@ -125,9 +122,9 @@ pub(crate) fn run_with_own_fd_table<T: Send + 'static>(
     pending.result.recv().unwrap_or_else(|_| Err(died(stage)))
 }
 
-/// Has the thread of a call that [`start`] began leave the open files of the process
-/// while `call` runs, except `file`. It serves like [`start_with_own_fd_table`] if the call uses an
-/// open file. The process also has `file` open until then.
+/// Makes the thread of a call that [`start`] began leave the open files of the process, except
+/// `file`, while `call` runs. It has the purpose of [`start_with_own_fd_table`], for a call that
+/// uses an open file. The process also has `file` open until then.
 ///
 /// If the process is killed meanwhile, its other files are closed and its locks released,
 /// while the kernel still holds the thread and `file`.
@@ -183,6 +180,7 @@ impl<T> Pending<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::time::Instant;
 
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -221,7 +221,7 @@ impl Daemon {
 
     /// The daemon's reply, which is `timeout` only after the deadline.
     fn ask(&self, stage: Stage, command: &str, deadline: Deadline) -> Result<String> {
-        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        let mut pauses = Backoff::for_other_process();
         loop {
             let reply = self.ask_once(stage, command, deadline)?;
             if reply.trim() != BUSY || deadline.has_passed() {

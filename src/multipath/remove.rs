@@ -1,7 +1,5 @@
 //! Removes one map.
 
-use std::time::Duration;
-
 use super::map::Map;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -23,7 +21,7 @@ use crate::uevent::Watch;
 /// `remove_map`.
 pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -> Result<()> {
     // The uevent of the removal comes before the directory goes, so the loop also polls.
-    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+    let mut pauses = Backoff::for_kernel_state();
     let mut refusal = ask_in_time(roots, map, deadline)?;
     while map.is_there() {
         if deadline.has_passed() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::violation::broken;
+use super::violation::violation;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The kernel's smallest block size (`drivers/block/nbd.c`).
@@ -55,11 +55,11 @@ impl BlockSizes {
     pub(super) fn new(minimum: u32, preferred: u32, maximum: u32) -> Result<Self> {
         if !minimum.is_power_of_two() || minimum > LARGEST_MINIMUM {
             let expected = "a power of two of at most 65536";
-            return Err(broken("minimum block size", minimum, expected));
+            return Err(violation("minimum block size", minimum, expected));
         }
         if !preferred.is_power_of_two() || preferred < minimum {
             let expected = format!("a power of two of at least the minimum, {minimum}");
-            return Err(broken("preferred block size", preferred, &expected));
+            return Err(violation("preferred block size", preferred, &expected));
         }
         Ok(Self {
             minimum,
@@ -74,7 +74,7 @@ impl BlockSizes {
         let least = u64::from(self.preferred).min(size);
         if u64::from(self.maximum) < least {
             let expected = format!("at least {least}");
-            return Err(broken("maximum block size", self.maximum, &expected));
+            return Err(violation("maximum block size", self.maximum, &expected));
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ pub struct Connection {
     pub stream: OwnedFd,
     /// The export that the server serves on it.
     pub export: Export,
-    /// The TLS of it; `None` of a connection without TLS.
+    /// Its TLS; `None` for a connection without TLS.
     pub tls: Option<TlsInfo>,
 }
 

@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 use super::block_size::{BlockSizes, Geometry};
-use super::violation::broken;
+use super::violation::violation;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 bitflags! {
@@ -72,12 +72,16 @@ impl Export {
         let flags = ExportFlags::from_bits_truncate(flags);
         if !flags.contains(ExportFlags::HAS_FLAGS) {
             let found = format!("{:#06x}", flags.bits());
-            return Err(broken("transmission flags", found, "HAS_FLAGS to be set"));
+            return Err(violation(
+                "transmission flags",
+                found,
+                "HAS_FLAGS to be set",
+            ));
         }
         // The kernel's file offset is a signed number (loff_t).
         if size == 0 || i64::try_from(size).is_err() {
             let expected = "1 to 9223372036854775807 bytes";
-            return Err(broken("export size", size, expected));
+            return Err(violation("export size", size, expected));
         }
         if let Some(sizes) = &block_sizes {
             sizes.check_maximum(size)?;

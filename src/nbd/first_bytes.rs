@@ -8,7 +8,7 @@ use super::content;
 use super::dial::Connection;
 use super::export::Export;
 use super::known_content::KnownContent;
-use super::violation::broken;
+use super::violation::violation;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::ContentName;
@@ -111,7 +111,7 @@ fn read_in_parts(
         let place = usize::try_from(cookie).ok();
         let asked = place.and_then(|place| Some((lengths.get(place)?, answers.get_mut(place)?)));
         let Some((length, answer @ None)) = asked else {
-            return Err(broken("cookie of a reply", cookie, "that of a request"));
+            return Err(violation("cookie of a reply", cookie, "that of a request"));
         };
         let mut bytes = Vec::new();
         if error == 0 {
@@ -174,7 +174,7 @@ fn reply_of(bytes: [u8; 16]) -> Result<(u32, u64)> {
     let magic = u32::from_be_bytes([m0, m1, m2, m3]);
     if magic != REPLY_MAGIC {
         let expected = format!("{REPLY_MAGIC:#010x}");
-        return Err(broken(
+        return Err(violation(
             "simple reply magic",
             format!("{magic:#010x}"),
             &expected,

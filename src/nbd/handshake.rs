@@ -25,7 +25,7 @@ use self::server::Server;
 pub(super) use self::wire::Greeting;
 use self::wire::{OptionCode, ReplyHeader};
 use super::export::Export;
-use super::violation::broken;
+use super::violation::violation;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
@@ -41,7 +41,7 @@ const MOST_EXPORTS: usize = 65_536;
 /// read.
 ///
 /// The stream's own reads and writes must end when `deadline` passes, as those of
-/// [`dial`](super::dial) do. This function checks the deadline only between them.
+/// [`dial`](super::dial()) do. This function checks the deadline only between them.
 ///
 /// # Errors
 /// `Unreachable` if the server closes or the connection breaks; `Protocol`, with the
@@ -66,7 +66,7 @@ pub fn negotiate(
 /// of TLS.
 ///
 /// # Errors
-/// Those of [`negotiate`]; `NotSupported` if the server has no TLS.
+/// Those of [`negotiate`]; `NotSupported` at stage `tls` if the server has no TLS.
 #[cfg(feature = "tls")]
 pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Greeting> {
     const WHAT: &str = "the reply to STARTTLS";
@@ -83,7 +83,7 @@ pub(super) fn start_tls(stream: &mut (impl Read + Write), deadline: Deadline) ->
         // nbdkit answers that its policy forbids TLS. Other servers do not know the
         // option.
         let refused = refusal.into_error("TLS, which it may not have");
-        Err(refused.with_kind(ErrorKind::NotSupported))
+        Err(refused.with_kind(ErrorKind::NotSupported).at(Stage::Tls))
     })
 }
 
@@ -201,7 +201,7 @@ fn ask_for<S: Read + Write>(
             kind => return Refusal::decode(kind, &payload).map(Answer::Refused),
         }
     }
-    Err(broken(
+    Err(violation(
         "number of replies to OPT_GO or OPT_INFO",
         "too large",
         "at most 64 before the ACK",
@@ -243,7 +243,7 @@ fn read_list<S: Read + Write>(
         }
         length += payload.len();
     }
-    Err(broken(
+    Err(violation(
         "list of exports",
         "too long",
         "at most 65536 exports and 4 MiB",

@@ -1,15 +1,14 @@
-//! NBD over TLS: the handshake here, the records by the kernel (kTLS).
+//! NBD over TLS: this module does the handshake, and the kernel the records (kTLS).
 //!
 //! STARTTLS, the TLS handshake and `OPT_GO` go through rustls. The session tickets of TLS
 //! 1.3 come before the reply to `OPT_GO`, so that rustls takes them. Then the kernel gets
-//! the keys and the record numbers, and its NBD driver uses the socket as one of TCP.
+//! the keys and the record numbers, and its NBD driver uses the socket like a TCP socket.
 //!
-//! The kernel ends a connection with `EIO` at a record that holds no data, as at a
+//! The kernel ends a connection with `EIO` at a record that holds no data, such as a
 //! `KeyUpdate` (`net/tls/tls_sw.c`). `GnuTLS`, which nbdkit, nbd-server and qemu-nbd use,
-//! sends one after 2^24 records of AES-GCM in TLS 1.3, and none with
-//! ChaCha20-Poly1305. In TLS 1.2 the kernel counts the nonces of AES-GCM on from the first
-//! that rustls used, so that the two would use one twice. So ChaCha20-Poly1305 alone is
-//! offered.
+//! sends one after 2^24 records of AES-GCM in TLS 1.3, and none with ChaCha20-Poly1305. In
+//! TLS 1.2 the kernel counts the nonces of AES-GCM on from the first that rustls used, so
+//! that the two would use a nonce twice. So only ChaCha20-Poly1305 is offered.
 
 mod certificate;
 mod certificates;
@@ -22,18 +21,19 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustls::client::ResolvesClientCert;
+use rustls::client::{ResolvesClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::ServerName;
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ClientConnection, SignatureScheme, SupportedCipherSuite, version};
 
+use self::certificate::Trust;
 use self::certificates::Certificates;
 pub(crate) use self::hand_over::ciphers_of_kernel;
 use self::record::RecordReader;
 use super::export::Export;
 use super::handshake::{self, DiscoveredExport, Greeting, ListedExport};
-use super::tls_info::TlsInfo;
+use super::tls_info::{ServerCertificate, TlsInfo};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
@@ -43,7 +43,7 @@ use crate::kernel::stream::DeadlineStream;
 /// of the connection.
 ///
 /// # Errors
-/// As [`dial`](super::dial) says.
+/// As [`dial`](super::dial()) says.
 pub(super) fn negotiate(
     stream: &OwnedFd,
     server: &NbdServer,
@@ -52,8 +52,7 @@ pub(super) fn negotiate(
 ) -> Result<(Export, TlsInfo)> {
     let (export, session) = agree(stream, server, name, deadline)?;
     let info = session
-        .and_then(|session| {
-            let certificate = certificate::of_server(&session)?;
+        .and_then(|(session, certificate)| {
             let (version, cipher) = hand_over::to_kernel(session, stream)?;
             Ok(TlsInfo {
                 version,
@@ -66,13 +65,14 @@ pub(super) fn negotiate(
     Ok((export, info))
 }
 
-/// As far as rustls goes. The inner error is that the server has sent more than was read.
+/// Does the part that goes through rustls. The inner error is about what the server sent: more
+/// than was read, or a certificate that cannot be read.
 fn agree(
     stream: &OwnedFd,
     server: &NbdServer,
     name: &str,
     deadline: Deadline,
-) -> Result<(Export, Result<ClientConnection>)> {
+) -> Result<(Export, Result<(ClientConnection, ServerCertificate)>)> {
     talk(stream, server, deadline, |greeting, secured| {
         handshake::negotiate_in_tls(greeting, secured, name, deadline)
     })
@@ -93,7 +93,7 @@ pub(super) fn discover(
     .map(|(exports, _)| exports)
 }
 
-/// As [`discover`], by their names alone.
+/// As [`discover`], for the names alone.
 pub(super) fn list(
     stream: &OwnedFd,
     server: &NbdServer,
@@ -110,7 +110,7 @@ fn talk<'a, T>(
     server: &NbdServer,
     deadline: Deadline,
     ask: impl FnOnce(Greeting, &mut Secured<'a>) -> Result<T>,
-) -> Result<(T, Result<ClientConnection>)> {
+) -> Result<(T, Result<(ClientConnection, ServerCertificate)>)> {
     let NbdServer::Tls {
         host,
         certificates,
@@ -125,7 +125,7 @@ fn talk<'a, T>(
     let certificates = Certificates::read(certificates.as_deref(), deadline);
     let certificates = certificates.map_err(|error| error.at(Stage::Tls))?;
     let begun = begin(name, certificates);
-    let (session, request) = begun.map_err(|error| error.at(Stage::Tls))?;
+    let (session, request, trust) = begun.map_err(|error| error.at(Stage::Tls))?;
 
     let socket = stream.as_fd();
     let greeting = handshake::start_tls(&mut DeadlineStream::new(socket, deadline), deadline)?;
@@ -148,13 +148,17 @@ fn talk<'a, T>(
         }
         None => error,
     })?;
-    Ok((answer, secured.into_session()))
+    let session = secured.into_session().and_then(|session| {
+        let certificate = certificate::of_server(&session, &trust)?;
+        Ok((session, certificate))
+    });
+    Ok((answer, session))
 }
 
 fn begin(
     name: &str,
     certificates: Certificates,
-) -> Result<(ClientConnection, Arc<CertificateRequest>)> {
+) -> Result<(ClientConnection, Arc<CertificateRequest>, Trust)> {
     use ring::cipher_suite as suite;
     const SUITES: [SupportedCipherSuite; 3] = [
         suite::TLS13_CHACHA20_POLY1305_SHA256,
@@ -179,18 +183,30 @@ fn begin(
         request.own = Some(Arc::new(own));
     }
     let request = Arc::new(request);
-    let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
+    let provider = Arc::new(provider);
+    let authorities = Arc::new(certificates.authorities);
+    // A list counts although it is outdated. Of a certificate of which no list speaks it is
+    // not known that it was revoked.
+    let verifier = WebPkiServerVerifier::builder_with_provider(authorities, Arc::clone(&provider))
+        .with_crls(certificates.revoked)
+        .allow_unknown_revocation_status()
+        .build()
+        .map_err(|error| {
+            let message = format!("ca-cert.pem or ca-crl.pem cannot be used: {error}");
+            Error::new(ErrorKind::InvalidInput, message)
+        })?;
+    let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&version::TLS13, &version::TLS12])
         .map_err(unusable)?
-        .with_root_certificates(certificates.authorities)
+        .with_webpki_verifier(Arc::clone(&verifier))
         .with_client_cert_resolver(Arc::<CertificateRequest>::clone(&request));
     config.enable_secret_extraction = true;
     config.resumption = rustls::client::Resumption::disabled();
-    let session = ClientConnection::new(Arc::new(config), peer).map_err(unusable)?;
-    Ok((session, request))
+    let session = ClientConnection::new(Arc::new(config), peer.clone()).map_err(unusable)?;
+    Ok((session, request, Trust { peer, verifier }))
 }
 
-/// The certificate that a server may ask for, and whether it has.
+/// The client's certificate, which a server may ask for, and whether the server did.
 #[derive(Debug, Default)]
 struct CertificateRequest {
     own: Option<Arc<CertifiedKey>>,
@@ -214,7 +230,7 @@ struct Secured<'a> {
     records: RecordReader<DeadlineStream<'a>>,
     /// Why rustls ended it.
     failure: Option<rustls::Error>,
-    /// The server has said something in TLS.
+    /// Whether the server has sent data over TLS.
     was_answered: bool,
 }
 

@@ -47,16 +47,17 @@ pub enum TlsCipher {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ServerCertificate {
-    /// Its subject as RFC 4514 writes names, such as `CN=storage.example`; empty where it
-    /// has alternative names alone.
+    /// Its subject as RFC 4514 writes names, such as `CN=storage.example`; empty if it has
+    /// only alternative names.
     pub subject: String,
-    /// The time after which no client accepts it. RFC 3339 when serialised.
+    /// The time after which lunbd no longer accepts it: its end, or the end of an
+    /// intermediate certificate on which it depends. RFC 3339 when serialised.
     #[cfg_attr(feature = "serde", serde(with = "rfc3339"))]
     pub valid_until: SystemTime,
 }
 
 impl ServerCertificate {
-    /// The time from `now` to the end of the certificate; zero where it has passed.
+    /// The time from `now` to the end of the certificate; zero if it has passed.
     #[must_use]
     pub fn time_left(&self, now: SystemTime) -> Duration {
         self.valid_until.duration_since(now).unwrap_or_default()

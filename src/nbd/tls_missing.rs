@@ -1,4 +1,4 @@
-//! What stands for TLS in a build without the feature `tls`.
+//! Replaces TLS in a build without the feature `tls`: each call fails.
 
 use std::os::fd::OwnedFd;
 

@@ -1,6 +1,5 @@
-//! Waits until a device is free.
-
-use std::time::Duration;
+//! Waits until a device is free. The kernel sends no event for the last close of a node, and
+//! the `change` of a disconnect comes before `pid` goes, so each wait also looks in pauses.
 
 use super::device::{Hints, NbdDevice, State};
 use crate::deadline::{Backoff, Deadline};
@@ -8,13 +7,6 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdIndex;
 use crate::kernel::Roots;
 use crate::uevent::Watch;
-
-/// The pauses between reads of the device. The kernel sends no event for the
-/// last close of a node, and the `change` of a disconnect comes before `pid`
-/// goes.
-fn pauses() -> Backoff {
-    Backoff::new(Duration::from_millis(1), Duration::from_millis(50))
-}
 
 /// Waits until no process has the node of an unconnected device open.
 ///
@@ -27,7 +19,7 @@ pub(crate) fn wait_until_closed(
     deadline: Deadline,
     refused: Error,
 ) -> Result<()> {
-    let mut pauses = pauses();
+    let mut pauses = Backoff::for_kernel_state();
     loop {
         // Pause first: /proc may not show the process that has it open.
         let turn = deadline.at_most(pauses.pause());
@@ -55,7 +47,7 @@ pub(crate) fn wait_until_free(
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<()> {
-    let mut pauses = pauses();
+    let mut pauses = Backoff::for_kernel_state();
     loop {
         let device = NbdDevice::find(roots, index)?;
         // A device that was created for one connection goes away with it.

@@ -4,12 +4,12 @@ mod file;
 mod size;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
+use super::resource::{Resource, ResourceKey};
 use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{BackendId, Source, VolumeId, Wwid};
+use crate::id::{Source, VolumeId};
 use crate::iscsi::{CredentialsSource, SessionName};
 
 /// The wanted volumes, each with its attach options. No two of them may claim the same
@@ -81,37 +81,6 @@ impl Wanted {
     }
 }
 
-/// A resource that only one volume can have.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum ResourceKey {
-    Source(Source),
-    Backend(BackendId),
-    Unit(Wwid),
-}
-
-impl ResourceKey {
-    /// The resources that a volume with these options claims.
-    pub(super) fn of(spec: &VolumeSpec) -> impl Iterator<Item = Self> {
-        let sources = spec.sources.iter().cloned().map(Self::Source);
-        let backend = spec
-            .nbd
-            .iter()
-            .map(|nbd| Self::Backend(nbd.backend.clone()));
-        let unit = spec.expect.iter().cloned().map(Self::Unit);
-        sources.chain(backend).chain(unit)
-    }
-}
-
-impl fmt::Display for ResourceKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Source(source) => write!(f, "source {source}"),
-            Self::Backend(backend) => write!(f, "backend id {backend}"),
-            Self::Unit(name) => write!(f, "unit {name}"),
-        }
-    }
-}
-
 impl Desired {
     /// Adds a volume that is wanted attached as `request` says.
     ///
@@ -151,17 +120,16 @@ impl Desired {
             let message = format!("volume {volume}: {refused}");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        let claims: Vec<ResourceKey> = ResourceKey::of(&spec).collect();
-        for claim in &claims {
-            if let Some(theirs) = self.claims.get(claim) {
+        for claim in Resource::of(&spec) {
+            if let Some(theirs) = self.claims.get(&claim.key()) {
                 let message = format!(
                     "{claim} belongs to volume {theirs}, and volume {volume} also wants it"
                 );
                 return Err(Error::new(ErrorKind::InUse, message));
             }
         }
-        let of_volume = claims.into_iter().map(|claim| (claim, volume.clone()));
-        self.claims.extend(of_volume);
+        let claims = Resource::of(&spec).map(|claim| (claim.key(), volume.clone()));
+        self.claims.extend(claims);
         let min_size = None;
         self.volumes.insert(volume, Wanted { spec, min_size });
         Ok(())
@@ -195,8 +163,8 @@ impl Desired {
         let Some(wanted) = self.volumes.remove(volume) else {
             return false;
         };
-        for claim in ResourceKey::of(&wanted.spec) {
-            self.claims.remove(&claim);
+        for claim in Resource::of(&wanted.spec) {
+            self.claims.remove(&claim.key());
         }
         true
     }

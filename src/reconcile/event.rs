@@ -64,7 +64,10 @@ pub enum Event {
         error: Arc<Error>,
         /// The time until the next attempt; `None` where it waits for a change.
         /// Serialised in seconds.
-        #[serde(rename = "next_try_seconds", serialize_with = "as_seconds")]
+        #[serde(
+            rename = "next_try_seconds",
+            serialize_with = "crate::deadline::as_seconds"
+        )]
         next_try: Option<Duration>,
     },
     /// The volume is attached and does not serve I/O.
@@ -76,11 +79,14 @@ pub enum Event {
         /// How long requests to an NBD device wait, from the death of its link, before
         /// they fail with `EIO`; `None` where the time of the death is unknown.
         /// Serialised in seconds.
-        #[serde(rename = "budget_left_seconds", serialize_with = "as_seconds")]
+        #[serde(
+            rename = "budget_left_seconds",
+            serialize_with = "crate::deadline::as_seconds"
+        )]
         budget_left: Option<Duration>,
     },
     /// The certificate of an NBD volume's server ends within 30 days, or has ended: the next
-    /// reconnect after its end fails. Said once for each certificate.
+    /// reconnect after its end fails. Reported once for each certificate.
     CertificateEnds {
         /// The volume.
         volume: VolumeId,
@@ -99,14 +105,6 @@ pub enum Event {
         /// The number of dropped events.
         count: u64,
     },
-}
-
-#[expect(clippy::ref_option, reason = "serde's signature")]
-fn as_seconds<S: serde::Serializer>(
-    time: &Option<Duration>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    serde::Serialize::serialize(&time.map(|time| time.as_secs_f64()), serializer)
 }
 
 fn shared<T: serde::Serialize, S: serde::Serializer>(

@@ -22,6 +22,15 @@ pub(super) enum Priority {
     Again,
 }
 
+/// The server, target or host of a step's volume.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) name: String,
+    /// The step is a heal or a retry, so it counts from its beginning. A first attach counts
+    /// when it is slow.
+    pub(super) may_hang: bool,
+}
+
 /// The server, target or host of a source: where one of its volumes hangs, others may
 /// hang as well.
 pub(super) fn place_of(source: &Source) -> String {
@@ -42,8 +51,8 @@ pub(super) struct Job {
     pub(super) priority: Priority,
     /// From when on it may be retried.
     pub(super) due: Option<Instant>,
-    /// The server, target or host whose limit of concurrent steps it counts for.
-    pub(super) place: Option<String>,
+    /// Where it counts for the limit of concurrent steps.
+    pub(super) place: Option<Place>,
     /// The volume does not serve I/O, or its step failed before.
     pub(super) is_failing: bool,
     pub(super) tries: u32,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::event::Event;
-use super::job::{Done, Job, Priority, place_of};
+use super::job::{Done, Job, Place, Priority, place_of};
 use super::options::Options;
 use super::plan::{StepKind, step_for};
 use super::state::{MAY_HAVE_DIED, State, sooner};
@@ -77,11 +77,12 @@ impl State {
             };
             let spec = wanted.or_else(|| Some(&self.actual.get(&step.volume)?.spec));
             let source = spec.and_then(|spec| spec.sources.first());
-            let is_counted = match priority {
-                Priority::Fresh => step.kind == StepKind::Heal,
-                priority => priority == Priority::Again,
-            };
-            let place = source.filter(|_| is_counted).map(place_of);
+            let may_hang = priority == Priority::Again || step.kind == StepKind::Heal;
+            let is_limited = matches!(priority, Priority::Fresh | Priority::Again);
+            let place = source.filter(|_| is_limited).map(|source| Place {
+                name: place_of(source),
+                may_hang,
+            });
             let mut tries = 0;
             if let Some(failure) = &tracked.failure {
                 tries = failure.tries;

@@ -7,9 +7,10 @@ use std::fmt;
 
 use super::actual::Actual;
 use super::desired::{Desired, Wanted};
+use super::resource::Resource;
 use crate::engine::journal::{AttachedSpec, Operation, VolumeSpec, must_be_detached_first};
 use crate::engine::{Condition, VolumeStatus};
-use crate::id::{BackendId, Source, VolumeId, Wwid};
+use crate::id::VolumeId;
 
 /// The steps, in a possible order: no step comes before one for which it waits. No volume has
 /// two steps; a volume that must be detached and attached again gets the second in the next
@@ -277,32 +278,14 @@ fn moved(wanted: &VolumeSpec, there: &VolumeStatus) -> Option<String> {
     must_be_detached_first(standing, wanted).map(|bar| bar.why)
 }
 
-/// A resource that only one volume can have, borrowed from a plan's input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum ResourceRef<'a> {
-    Source(&'a Source),
-    Backend(&'a BackendId),
-    Unit(&'a Wwid),
-}
-
-impl<'a> ResourceRef<'a> {
-    fn of(spec: &'a VolumeSpec) -> impl Iterator<Item = Self> {
-        let sources = spec.sources.iter().map(Self::Source);
-        let backend = spec.nbd.iter().map(|nbd| Self::Backend(&nbd.backend));
-        sources
-            .chain(backend)
-            .chain(spec.expect.iter().map(Self::Unit))
-    }
-}
-
 /// Makes attaches wait for the volumes that have what they want. Only an attach waits,
 /// and only for a detach, so no two steps wait for each other.
 fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
-    let mut owners: HashMap<ResourceRef<'_>, &VolumeStatus> = HashMap::new();
+    let mut owners: HashMap<Resource<'_>, &VolumeStatus> = HashMap::new();
     for there in actual.iter() {
-        let names = there.names.iter().map(ResourceRef::Unit);
+        let names = there.names.iter().map(Resource::Unit);
         owners.extend(
-            ResourceRef::of(&there.spec)
+            Resource::of(&there.spec)
                 .chain(names)
                 .map(|resource| (resource, there)),
         );
@@ -319,7 +302,7 @@ fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
         };
         let mut after: Vec<VolumeId> = Vec::new();
         let mut refused = None;
-        for resource in ResourceRef::of(wanted) {
+        for resource in Resource::of(wanted) {
             let owner = owners
                 .get(&resource)
                 .filter(|owner| owner.volume != step.volume);
@@ -327,17 +310,12 @@ fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
                 continue;
             };
             let theirs = desired.get(&owner.volume);
-            if theirs.is_some_and(|theirs| ResourceRef::of(theirs).any(|wants| wants == resource))
-                || (matches!(resource, ResourceRef::Unit(_)) && theirs == Some(&owner.spec))
+            if theirs.is_some_and(|theirs| Resource::of(theirs).any(|wants| wants == resource))
+                || (matches!(resource, Resource::Unit(_)) && theirs == Some(&owner.spec))
             {
-                let what = match resource {
-                    ResourceRef::Source(source) => format!("source {source}"),
-                    ResourceRef::Backend(backend) => format!("backend id {backend}"),
-                    ResourceRef::Unit(name) => format!("unit {name}"),
-                };
                 let volume = &owner.volume;
                 refused = Some(format!(
-                    "{what} belongs to volume {volume}, and it also wants it"
+                    "{resource} belongs to volume {volume}, and it also wants it"
                 ));
             } else if !after.contains(&owner.volume) {
                 after.push(owner.volume.clone());

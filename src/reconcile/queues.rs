@@ -12,11 +12,24 @@ pub(super) struct Queues {
 
 impl Queues {
     /// Replaces the waiting steps by `jobs`, which come from a new plan. The earliest due
-    /// step is first.
-    pub(super) fn fill(&mut self, mut jobs: Vec<Job>) {
+    /// step is first. Of steps that are due together, each place has one before any place
+    /// has a second, since all steps at one place may hang.
+    pub(super) fn fill(&mut self, jobs: Vec<Job>) {
         self.by_priority.clear();
-        jobs.sort_by_key(|job| job.due);
+        let mut at_place = BTreeMap::new();
+        let mut ranked: Vec<(usize, Job)> = Vec::new();
         for job in jobs {
+            let before: &mut usize = at_place
+                .entry((
+                    job.priority,
+                    job.place.as_ref().map(|place| place.name.clone()),
+                ))
+                .or_default();
+            ranked.push((*before, job));
+            *before += 1;
+        }
+        ranked.sort_by_key(|(before, job)| (job.due, *before));
+        for (_, job) in ranked {
             self.by_priority
                 .entry(job.priority)
                 .or_default()
@@ -35,12 +48,12 @@ impl Queues {
     /// Whether a waiting step may begin now.
     pub(super) fn has_one(&self, room: &Room) -> bool {
         self.waiting()
-            .any(|job| room.is_for(job.priority, job.place.as_deref()))
+            .any(|job| room.is_for(job.priority, job.place.as_ref()))
     }
 
     pub(super) fn take(&mut self, room: &Room) -> Option<Job> {
         self.by_priority.values_mut().find_map(|queue| {
-            let is_next = |job: &Job| room.is_for(job.priority, job.place.as_deref());
+            let is_next = |job: &Job| room.is_for(job.priority, job.place.as_ref());
             let at = queue.iter().position(is_next)?;
             queue.remove(at)
         })

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,9 +21,10 @@ use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, ReapReport, ReapRequest, VolumeStatus};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
+use crate::kernel::threads;
 
-/// Keeps the volumes of a journal as they are wanted. It is shared by reference:
-/// one thread [runs](Self::run) it, others say what is wanted, wait and follow.
+/// Keeps the volumes of a journal as they are wanted. It is shared by reference: one thread
+/// [runs](Self::run) it, others set what is wanted, wait for volumes, and follow the events.
 pub struct Reconciler {
     pub(super) engine: Arc<Engine>,
     pub(super) journal: Journal,
@@ -35,11 +35,11 @@ pub struct Reconciler {
 #[derive(Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// For the loop.
+    /// Wakes the loop.
     pub(super) wake: Condvar,
-    /// For the workers.
+    /// Wakes the workers.
     pub(super) work: Condvar,
-    /// For those who wait for a volume.
+    /// Wakes the callers that wait for a volume.
     pub(super) changed: Condvar,
     followers: Followers,
 }
@@ -49,8 +49,8 @@ impl Shared {
         self.state.lock()
     }
 
-    /// Tells what has just changed in the state, before anybody else can change it: the
-    /// events come in the order of the state.
+    /// Sends the events of the last change of the state before another thread can change it,
+    /// so that they come in the order of the changes.
     pub(super) fn tell(
         &self,
         state: MutexGuard<'_, State>,
@@ -59,7 +59,7 @@ impl Shared {
         let events = events.into_iter();
         let told: Vec<_> = events.map(|event| self.followers.tell(event)).collect();
         drop(state);
-        // A subscriber may ask for the state.
+        // A subscriber of the log may ask for the state, so its lock is free by now.
         for event in told {
             tracing::info!(sequence = event.sequence, %event, "reconciled");
         }
@@ -76,9 +76,9 @@ impl fmt::Debug for Reconciler {
 }
 
 impl Reconciler {
-    /// Nothing is wanted yet, and nothing is done before [`run`](Self::run) or
-    /// [`apply`](Self::apply): **what the journal has and nobody has said to be
-    /// wanted by then is detached**.
+    /// No volume is wanted yet, and nothing is done before [`run`](Self::run) or
+    /// [`apply`](Self::apply). **These detach each volume of the journal that is not
+    /// [set](Self::set) as wanted by then**.
     #[must_use]
     pub fn new(engine: Arc<Engine>, journal: Journal, options: Options) -> Self {
         let shared = Arc::<Shared>::default();
@@ -97,39 +97,39 @@ impl Reconciler {
         &self.journal
     }
 
-    /// Says what is wanted from now on. What is under way comes to its end
-    /// first; what has not begun yet is thought over.
+    /// Sets what is wanted from now on. Steps that are under way finish first; steps that have
+    /// not begun are planned again.
     pub fn set(&self, desired: Desired) {
         self.shared.state().want(desired);
         self.shared.wake.notify_all();
         self.shared.changed.notify_all();
     }
 
-    /// What is known to be left to do.
+    /// The steps that are known to be left.
     #[must_use]
     pub fn plan(&self) -> Plan {
         self.shared.state().plan()
     }
 
-    /// What [`set`](Self::set) of this would lead to, as the machine stands now. Nothing
-    /// is done and nothing is set.
+    /// The steps to which [`set`](Self::set) of this would lead, as the machine is now. It
+    /// does nothing and sets nothing.
     ///
     /// # Errors
-    /// Where sysfs cannot be read.
+    /// If sysfs cannot be read.
     pub fn preview(&self, desired: &Desired) -> Result<Plan> {
         let actual = Actual::read(&self.engine, &self.journal)?;
         Ok(plan::plan(desired, &actual))
     }
 
-    /// The volumes that this machine uses, or may use: those that are wanted, from
-    /// that moment on, and those whose detach is not proven yet. It holds across
-    /// processes, as the journal does, and no other machine may be given one of
-    /// these. Not among them is a volume whose record was set aside: while
-    /// [`Journal::problems`] is not empty, this is not all.
+    /// The volumes that this machine uses, or may use: those that are wanted, from that moment
+    /// on, and those whose detach is not proven yet. Like the journal, this outlives the
+    /// process. No other machine may be given one of these volumes. A volume whose record was
+    /// set aside is not among them: while [`Journal::problems`] is not empty, the set is
+    /// incomplete.
     #[must_use]
     pub fn in_use(&self) -> BTreeSet<VolumeId> {
-        // In this order: what is wanted comes into the journal while it is busy,
-        // and leaves it while it is busy.
+        // The journal is read last: a wanted volume enters it and leaves it while the volume is
+        // busy.
         let state = self.shared.state();
         let wanted = state.desired.iter().map(|(volume, _)| volume.clone());
         let mut volumes: BTreeSet<VolumeId> = wanted.collect();
@@ -138,19 +138,19 @@ impl Reconciler {
         volumes
     }
 
-    /// What is being done at this moment, by the volumes' names: for a display.
+    /// The steps under way at this moment, by the volumes' names, for a display.
     #[must_use]
     pub fn at_work(&self) -> Vec<AtWork> {
         self.shared.state().at_work()
     }
 
-    /// Follows what happens, from now on.
+    /// Follows the events from now on.
     #[must_use]
     pub fn subscribe(&self) -> Events {
         self.shared.followers.add()
     }
 
-    /// What was counted so far.
+    /// The counters as they are now.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared.state().counters
@@ -159,8 +159,7 @@ impl Reconciler {
     /// Waits until a volume is attached as it is wanted, and was read back.
     ///
     /// # Errors
-    /// `NotFound` where it is not wanted; `TimedOut` at stage `converge`, with
-    /// what went wrong last.
+    /// `NotFound` if it is not wanted; `TimedOut` at stage `converge`, with its last error.
     pub fn wait_attached(&self, volume: &VolumeId, deadline: Deadline) -> Result<VolumeStatus> {
         let mut state = self.shared.state();
         loop {
@@ -187,14 +186,13 @@ impl Reconciler {
         }
     }
 
-    /// Brings what stands to what is wanted, once: each step is tried one time, and
-    /// what one step makes possible is done too. Returns what is left: empty when
-    /// all is as it is wanted; else the [`errors`](Self::errors) say why.
+    /// Brings the volumes to what is wanted, once: it tries each step one time, and also does
+    /// the steps that another step makes possible. Returns the steps that are left: none if all
+    /// is as wanted, and else the [`errors`](Self::errors) say why.
     ///
     /// # Errors
-    /// `InUse` where it runs already; `TimedOut` at stage `converge`, with the
-    /// steps under way come to their end and the others not begun; where sysfs
-    /// cannot be read.
+    /// `InUse` if it runs already; `TimedOut` at stage `converge`: the steps under way have
+    /// finished, and the others have not begun; where sysfs cannot be read.
     pub fn apply(&self, deadline: Deadline) -> Result<Plan> {
         let driving = self.begin_run(Some(deadline))?;
         self.shared.state().reset_backoff(Duration::ZERO);
@@ -215,9 +213,9 @@ impl Reconciler {
         self.shared.state().errors()
     }
 
-    /// Takes away the SCSI devices whose unit is gone on the array, but for those of the
-    /// journal's volumes, also while it [runs](Self::run): as
-    /// [`Engine::reap_beside`]. A process that cannot call this uses
+    /// Removes the SCSI devices whose unit is gone on the array, except those of the journal's
+    /// volumes, as [`Engine::reap_beside`] does. It may be called while the reconciler
+    /// [runs](Self::run). A process that cannot call this uses
     /// [`Engine::reap_beside_those_in`] with the journal's directory.
     ///
     /// # Errors
@@ -226,21 +224,20 @@ impl Reconciler {
         self.engine.reap_beside(&self.journal, request, deadline)
     }
 
-    /// Keeps what stands as it is wanted, until it is [stopped](Self::stop). What
-    /// goes wrong with a volume is an [`Event`], and is tried again. While a volume is
-    /// wanted with a login, or one was left with one, the sessions of this machine that
-    /// were made here are kept too: see [`Engine::recover_sessions`].
+    /// Keeps the volumes as they are wanted, until it is [stopped](Self::stop). The failure of
+    /// a step is an [`Event`], and the step is tried again. Once a volume with a login is
+    /// wanted, or if an earlier process left one in the journal, it also recovers the sessions
+    /// of this machine that lunbd made: see [`Engine::recover_sessions`].
     ///
     /// # Errors
-    /// `InUse` where it runs already; where it cannot be begun.
+    /// `InUse` if it runs already; where it cannot be begun.
     pub fn run(&self) -> Result<()> {
         let driving = self.begin_run(None)?;
         self.go(&driving)
     }
 
-    /// Ends [`run`](Self::run), for good: it returns when the steps under way have
-    /// come to their end. A process that cannot wait for that may as well exit:
-    /// the next goes on by the journal.
+    /// Ends [`run`](Self::run) for good: it returns when the steps under way have finished. A
+    /// process that cannot wait for that may exit: the next process goes on by the journal.
     pub fn stop(&self) {
         self.shared.state().stopped = true;
         self.shared.wake.notify_all();
@@ -259,7 +256,7 @@ impl Reconciler {
     }
 
     fn go(&self, driving: &Driving<'_>) -> Result<()> {
-        /// The kernel answers where its multicasts are at once.
+        /// The kernel answers at once where its multicasts are.
         const LIMIT: Duration = Duration::from_secs(10);
         let shared = Arc::clone(&self.shared);
         let hear = move |cause| {
@@ -279,7 +276,7 @@ impl Reconciler {
             let start_worker = || {
                 let worker = thread::Builder::new().name("lunbd-reconcile".to_owned());
                 let started = worker.spawn_scoped(scope, || self.work(driving.until));
-                started.map_err(|error| not_started(&error))?;
+                started.map_err(|error| threads::not_started(&error).at(Stage::Converge))?;
                 self.shared.state().workers.start_one();
                 Ok(())
             };
@@ -287,14 +284,16 @@ impl Reconciler {
             let start_keeper = || {
                 let keeper = thread::Builder::new().name("lunbd-keep".to_owned());
                 let started = keeper.spawn_scoped(scope, || self.recover_sessions());
-                started.map(drop).map_err(|error| not_started(&error))
+                started
+                    .map(drop)
+                    .map_err(|error| threads::not_started(&error).at(Stage::Converge))
             };
             if driving.until.is_none() {
                 self.shared.state().workers.want_recovery();
             }
             let result = self.turn(driving.until, start_worker, start_keeper);
             drop(end);
-            // Nobody tries them again.
+            // No process tries them again.
             self.tell_failing(Vec::new());
             result
         })
@@ -306,7 +305,7 @@ impl Reconciler {
         start_worker: impl Fn() -> Result<()>,
         start_keeper: impl Fn() -> Result<()>,
     ) -> Result<()> {
-        /// What fails is tried again in this time after a look at everything.
+        /// Within this time after a look at everything, all failed steps are tried again.
         const SPREAD: Duration = Duration::from_secs(30);
         let mut resync = Deadline::after(self.options.resync);
         let mut state = self.shared.state();
@@ -379,7 +378,7 @@ impl Reconciler {
                 continue;
             }
             if state.has_a_step(self.options.threads.get()) {
-                // What hangs has made room by now.
+                // A step that hangs no longer counts, so there is room for another.
                 self.shared.work.notify_all();
             }
             if let Some(failing) = state.take_failing() {
@@ -402,8 +401,8 @@ impl Reconciler {
         }
     }
 
-    /// A thread that could not be started is tried for again in a while, unless there is
-    /// none at all and the caller waits.
+    /// If a thread could not be started, this has the loop try again in a while. It returns the
+    /// error if there is no thread at all and the caller waits.
     fn started(&self, started: Result<()>, is_waited_for: bool) -> Result<()> {
         let Err(error) = started else {
             return Ok(());
@@ -436,7 +435,7 @@ impl Reconciler {
     }
 }
 
-/// The right to run it.
+/// The right to run the reconciler.
 struct Driving<'a> {
     of: &'a Reconciler,
     until: Option<Deadline>,
@@ -448,7 +447,7 @@ impl Drop for Driving<'_> {
     }
 }
 
-/// Sends the workers home, and who keeps the sessions.
+/// Ends the workers and the session recovery when it is dropped.
 struct EndOfWork<'a>(&'a Shared);
 
 impl Drop for EndOfWork<'_> {
@@ -463,10 +462,6 @@ impl Drop for EndOfWork<'_> {
         self.0.work.notify_all();
         self.0.changed.notify_all();
     }
-}
-
-fn not_started(error: &io::Error) -> Error {
-    Error::new(ErrorKind::Io, format!("cannot start a thread: {error}")).at(Stage::Converge)
 }
 
 #[cfg(test)]

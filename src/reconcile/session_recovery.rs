@@ -18,8 +18,8 @@ const AGAIN: Duration = Duration::from_secs(30);
 const TO_READ: Duration = Duration::from_secs(10);
 
 impl Reconciler {
-    /// Runs from when a volume is wanted with a login, or is left with one by an earlier
-    /// process, until the loop ends.
+    /// Runs from when a volume with a login is wanted, or at once if an earlier process left
+    /// one in the journal, until the loop ends.
     pub(super) fn recover_sessions(&self) {
         let left = self.journal.records();
         let is_left = left.iter().any(|record| record.spec.log_in.is_some());

@@ -30,7 +30,7 @@ pub(super) struct Tracked {
     pub(super) lost: bool,
     /// The reason for which its step was refused.
     pub(super) refused: Option<String>,
-    /// The end of the server's certificate that an event told of.
+    /// The end of the server's certificate that an event has reported.
     pub(super) told_certificate_end: Option<SystemTime>,
     /// The count of all ended steps when its own last step ended.
     pub(super) ended: u64,

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 
 impl Reconciler {
-    /// Does steps until it is sent home.
+    /// Does steps until the loop ends.
     pub(super) fn work(&self, until: Option<Deadline>) {
         while let Some(mut job) = self.next_job() {
             let limit = until.map_or(Duration::MAX, |deadline| deadline.remaining());
@@ -89,7 +89,7 @@ impl Reconciler {
     fn detach(&self, job: &mut Job, deadline: Deadline) -> Result<Done> {
         let volume = &job.step.volume;
         if job.is_failing {
-            // What was not written needs a server to go to.
+            // Unwritten data needs a server.
             self.revive(volume, &mut job.reconnect_handle, deadline);
         }
         let how = DetachVolume::default().observe(self.observer(volume));
@@ -116,13 +116,13 @@ impl Reconciler {
         })
     }
 
-    /// Writes down the stages of a volume's call.
+    /// Records the stages of a volume's call.
     fn observer(&self, volume: &VolumeId) -> StageObserver {
         let (shared, volume) = (Arc::clone(&self.shared), volume.clone());
         StageObserver::new(move |stage| shared.state().record_stage(&volume, stage))
     }
 
-    /// Brings an NBD device its server, if that is there at once.
+    /// Reconnects an NBD device to its server, if that is there at once.
     fn revive(
         &self,
         volume: &VolumeId,
@@ -199,7 +199,7 @@ impl Reconciler {
         }
     }
 
-    /// The journal has no record of it, or says that it was detached.
+    /// The result for a volume of which the journal has no record, or the record of a detach.
     fn gone(&self, volume: &VolumeId) -> Done {
         let detached = self.journal.detached_as(volume);
         Done::Gone {

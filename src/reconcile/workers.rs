@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::job::Priority;
+use super::job::{Place, Priority};
 use crate::id::VolumeId;
 
 /// After this time a step's thread no longer counts as given, and another is started where
@@ -32,13 +32,20 @@ pub(super) struct Workers {
 struct At {
     began: Instant,
     priority: Priority,
-    place: Option<String>,
+    place: Option<Place>,
 }
 
 impl At {
     fn slow_from(&self) -> Instant {
         let is_first = matches!(self.priority, Priority::Detach | Priority::Fresh);
         self.began + if is_first { SLOW } else { SLOW_AGAIN }
+    }
+
+    /// The place whose limit it counts for.
+    fn counts_at(&self, now: Instant) -> Option<&str> {
+        let place = self.place.as_ref()?;
+        let counts = place.may_hang || self.began + SLOW_AGAIN <= now;
+        counts.then_some(&*place.name)
     }
 }
 
@@ -50,8 +57,7 @@ pub(super) struct Room {
     under_way: usize,
     /// The steps under way that are not slow.
     quick: BTreeMap<Priority, usize>,
-    /// The steps at each server, target or host that are a first heal or a retry, including
-    /// slow ones.
+    /// The steps at each server, target or host that count for its limit.
     places: BTreeMap<String, usize>,
 }
 
@@ -60,7 +66,7 @@ impl Room {
     /// most half of the threads. A step waits while the steps at its place take half of the
     /// threads, or a quarter if the step is not a first try. The pool keeps its last thread
     /// for first detaches, and the one before it for all detaches and for unblocked steps.
-    pub(super) fn is_for(&self, priority: Priority, place: Option<&str>) -> bool {
+    pub(super) fn is_for(&self, priority: Priority, place: Option<&Place>) -> bool {
         let (all, half) = (self.given, (self.given / 2).max(1));
         let quick = |priorities: &[Priority]| -> usize {
             let counts = priorities
@@ -69,7 +75,9 @@ impl Room {
             counts.sum()
         };
         let coming = quick(&[Priority::Unblocked, Priority::Fresh, Priority::Again]);
-        let at_place = place.and_then(|place| self.places.get(place)).copied();
+        let at_place = place
+            .and_then(|place| self.places.get(&place.name))
+            .copied();
         let most_at_place = if priority == Priority::Fresh {
             half
         } else {
@@ -137,7 +145,7 @@ impl Workers {
         &mut self,
         volume: VolumeId,
         priority: Priority,
-        place: Option<String>,
+        place: Option<Place>,
         began: Instant,
     ) {
         let at = At {
@@ -163,8 +171,8 @@ impl Workers {
             if at.slow_from() > now {
                 *room.quick.entry(at.priority).or_default() += 1;
             }
-            if let Some(place) = &at.place {
-                *room.places.entry(place.clone()).or_default() += 1;
+            if let Some(place) = at.counts_at(now) {
+                *room.places.entry(place.to_owned()).or_default() += 1;
             }
         }
         room
@@ -274,6 +282,27 @@ mod tests {
             workers.start_one();
         }
         assert!(workers.lack_one(given, 1, later));
+    }
+
+    #[test]
+    fn first_attaches_that_hang_at_one_place_leave_threads_for_another_place() {
+        let place = |name: &str| Place {
+            name: name.to_owned(),
+            may_hang: false,
+        };
+        let (silent, answers) = (place("silent"), place("answers"));
+        let (mut workers, begin) = (Workers::default(), Instant::now());
+        for number in 0..8 {
+            assert!(
+                workers
+                    .room(8, begin)
+                    .is_for(Priority::Fresh, Some(&silent))
+            );
+            workers.begin(id(number), Priority::Fresh, Some(silent.clone()), begin);
+        }
+        let room = workers.room(8, begin + SLOW);
+        assert!(!room.is_for(Priority::Fresh, Some(&silent)));
+        assert!(room.is_for(Priority::Fresh, Some(&answers)));
     }
 
     #[test]

@@ -32,15 +32,15 @@ pub(crate) fn read_identity(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Identity> {
-    let what = format!("{} to answer INQUIRY", disk.name());
-    let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.run_on_device(
-        device.hctl(),
-        Stage::Identify,
-        &what,
+    let question = (Stage::Identify, "answer INQUIRY");
+    ask(
+        roots,
+        scheduler,
+        device,
+        disk,
         deadline,
-        || format!("no answer; {}", device.describe()),
-        move || Identity::read(&Unit::open(&roots, &disk, deadline)?),
+        question,
+        Identity::read,
     )
 }
 
@@ -57,19 +57,10 @@ pub(crate) fn read_capacity(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<u64> {
-    let what = format!("{} to answer READ CAPACITY", disk.name());
-    let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.run_on_device(
-        device.hctl(),
-        Stage::Rescan,
-        &what,
-        deadline,
-        || format!("no answer; {}", device.describe()),
-        move || {
-            let unit = Unit::open(&roots, &disk, deadline)?;
-            sg::read_capacity(unit.opened(), unit.limit())
-        },
-    )
+    let question = (Stage::Rescan, "answer READ CAPACITY");
+    ask(roots, scheduler, device, disk, deadline, question, |unit| {
+        sg::read_capacity(unit.opened(), unit.limit())
+    })
 }
 
 /// Asks the unit for the ALUA access state in which the device's target port serves it.
@@ -139,19 +130,10 @@ pub(crate) fn ask_presence(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Presence> {
-    let what = format!("{} to report whether it is there", disk.name());
-    let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.run_on_device(
-        device.hctl(),
-        Stage::Identify,
-        &what,
-        deadline,
-        || format!("no answer; {}", device.describe()),
-        move || {
-            let unit = Unit::open(&roots, &disk, deadline)?;
-            sg::ask_presence(unit.opened(), unit.limit())
-        },
-    )
+    let question = (Stage::Identify, "report whether it is there");
+    ask(roots, scheduler, device, disk, deadline, question, |unit| {
+        sg::ask_presence(unit.opened(), unit.limit())
+    })
 }
 
 /// Asks the device's target for all of its LUNs.
@@ -165,18 +147,31 @@ pub(crate) fn report_luns(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Vec<Lun>> {
-    let what = format!("{} to list the LUNs of its target", disk.name());
+    let question = (Stage::Identify, "list the LUNs of its target");
+    ask(roots, scheduler, device, disk, deadline, question, |unit| {
+        sg::report_luns(unit.opened(), unit.limit())
+    })
+}
+
+/// Asks the unit on a worker. `question` is its stage and what the unit is to do.
+fn ask<T: Send + 'static>(
+    roots: &Roots,
+    scheduler: &CallScheduler,
+    device: &ScsiDevice,
+    disk: &BlockDevice,
+    deadline: Deadline,
+    (stage, question): (Stage, &str),
+    send: impl FnOnce(&Unit) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let what = format!("{} to {question}", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
     scheduler.run_on_device(
         device.hctl(),
-        Stage::Identify,
+        stage,
         &what,
         deadline,
         || format!("no answer; {}", device.describe()),
-        move || {
-            let unit = Unit::open(&roots, &disk, deadline)?;
-            sg::report_luns(unit.opened(), unit.limit())
-        },
+        move || send(&Unit::open(&roots, &disk, deadline)?),
     )
 }
 

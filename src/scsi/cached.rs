@@ -41,7 +41,7 @@ impl Pages for Cached<'_> {
 /// nothing: a moment later another life of the device may have the address.
 ///
 /// # Errors
-/// Where the folder cannot be listed.
+/// If the folder cannot be listed.
 pub(super) fn addresses_that_may_be(
     folder: &Path,
     is_wanted: impl Fn(&Wwid) -> bool,
@@ -58,7 +58,7 @@ pub(super) fn addresses_that_may_be(
         let (dir, below) = (&dir, &format!("{name}/"));
         let names = Identity::of_page_83(&Cached { dir, below });
         // A device that cannot be read here gets a closer look later.
-        if names.is_ok_and(|names| !names.first().is_some_and(&is_wanted)) {
+        if names.is_ok_and(|names| names.first().is_some_and(|name| !is_wanted(name))) {
             continue;
         }
         addresses.push(hctl);

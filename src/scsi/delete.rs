@@ -1,7 +1,5 @@
 //! Removes one SCSI device.
 
-use std::time::Duration;
-
 use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
 use crate::crash::point;
@@ -36,7 +34,7 @@ pub(crate) fn delete(
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<()> {
-    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut pauses = Backoff::for_other_process();
     let mut refusal = write(device, scheduler, deadline)?;
     while device.is_there() {
         if deadline.has_passed() {

@@ -1,7 +1,5 @@
 //! Waits for the disk driver, which probes after the scan on a thread of the kernel.
 
-use std::time::Duration;
-
 use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
 use crate::deadline::{Backoff, Deadline};
@@ -34,7 +32,7 @@ pub(crate) fn wait_for_disk(
         let message = format!("{hctl} is no disk: its peripheral device type is {kind:#04x}");
         return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Probe));
     }
-    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+    let mut pauses = Backoff::for_kernel_state();
     loop {
         let mut turn = deadline;
         device.require_usable(Stage::Probe)?;

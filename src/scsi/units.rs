@@ -71,7 +71,8 @@ impl Units {
     }
 
     /// The devices whose units may have a wanted name, by the strongest name in the
-    /// kernel's copies, in the order of their addresses.
+    /// kernel's copies, in the order of their addresses. A device of which the kernel has
+    /// read no name is one of them.
     pub(crate) fn candidates(
         &mut self,
         roots: &Roots,
@@ -80,7 +81,7 @@ impl Units {
         let Some(known) = self.read(roots) else {
             return ScsiDevice::candidates(roots, is_wanted);
         };
-        known.with(|names| names.first().is_some_and(&is_wanted))
+        known.with(|names| names.first().is_none_or(&is_wanted))
     }
 
     /// The same for the other devices on the device's own target.

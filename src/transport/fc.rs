@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use super::route::{MissingReason, Route, RouteKind, RouteUnavailable};
+use super::{MissingReason, Route, RouteKind, RouteUnavailable};
 use crate::error::Result;
 use crate::id::{FcUri, Hctl, HostNo, Lun, Wwpn};
 use crate::kernel::{Roots, sysfs};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::route::{MissingReason, Route, RouteKind, RouteUnavailable};
+use super::{MissingReason, Route, RouteKind, RouteUnavailable};
 use crate::error::Result;
 use crate::id::{Hctl, HostNo, Iqn, IscsiUri, Lun, Portal, PortalHost, SessionId};
 use crate::kernel::{Roots, sysfs};

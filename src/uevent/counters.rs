@@ -29,22 +29,23 @@ pub struct Counters {
     /// The total time of these waits; `waited_seconds` when serialised.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "waited_seconds", serialize_with = "as_seconds")
+        serde(
+            rename = "waited_seconds",
+            serialize_with = "crate::deadline::as_seconds"
+        )
     )]
     pub waited: Duration,
     /// The longest of these waits; `longest_wait_seconds` when serialised.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "longest_wait_seconds", serialize_with = "as_seconds")
+        serde(
+            rename = "longest_wait_seconds",
+            serialize_with = "crate::deadline::as_seconds"
+        )
     )]
     pub longest_wait: Duration,
     /// Waits of watches that ended at their deadline.
     pub waits_in_vain: u64,
-}
-
-#[cfg(feature = "serde")]
-fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(time.as_secs_f64())
 }
 
 /// The counters while they count.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -24,6 +24,7 @@ use super::unit_attention_watch::UnitAttentionWatch;
 use super::watch::Watch;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::Roots;
+use crate::kernel::threads;
 
 /// Options for starting a [`Hub`].
 #[derive(Debug, Clone)]
@@ -99,23 +100,17 @@ impl Hub {
         let (stop, receive_buffer) = (Arc::clone(&hub.stop), options.receive_buffer);
         // libudev's handles must stay on the thread that created them.
         let (ready, opened) = mpsc::sync_channel(1);
-        let thread = thread::Builder::new()
-            .name("lunbd-uevent".to_owned())
-            .spawn(
-                move || match Reader::open(mode, kernel, receive_buffer, &stop) {
-                    Ok(reader) => {
-                        let _ = ready.send(Ok(()));
-                        reader.run(&dispatch);
-                        dispatch.close();
-                    }
-                    Err(error) => {
-                        let _ = ready.send(Err(error));
-                    }
-                },
-            )
-            .map_err(|error| {
-                Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
-            })?;
+        let run = move || match Reader::open(mode, kernel, receive_buffer, &stop) {
+            Ok(reader) => {
+                let _ = ready.send(Ok(()));
+                reader.run(&dispatch);
+                dispatch.close();
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
+            }
+        };
+        let thread = threads::start("lunbd-uevent", run)?;
         hub.thread = Some(thread);
         match opened.recv() {
             Ok(result) => result.map(|()| hub),

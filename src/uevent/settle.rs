@@ -299,7 +299,7 @@ pub(crate) fn settle_removal(
     let patience = Deadline::after(REMOVE_EVENT_TIMEOUT);
     let record = roots.run.join(format!("udev/data/b{devno}"));
     let successor = roots.sysfs.join(format!("dev/block/{devno}"));
-    let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+    let mut backoff = Backoff::for_kernel_state();
     watch.drain();
     let mut missed = false;
     loop {

@@ -19,10 +19,6 @@ pub(super) struct Subscription {
     poll: Option<Backoff>,
 }
 
-fn pauses() -> Backoff {
-    Backoff::new(Duration::from_millis(1), Duration::from_millis(50))
-}
-
 impl Subscription {
     pub(super) fn new(dispatch: &Arc<Dispatch>, interest: Interest, polls: bool) -> Self {
         let (id, queue) = dispatch.subscribe(&interest);
@@ -31,7 +27,7 @@ impl Subscription {
             interest,
             id,
             queue,
-            poll: polls.then(pauses),
+            poll: polls.then(Backoff::for_kernel_state),
         }
     }
 
@@ -53,7 +49,7 @@ impl Subscription {
         match &notice {
             // The hub may have ended before its watch. No event comes then.
             Some(Notice::Resync) if self.poll.is_none() && self.queue.is_closed() => {
-                self.poll = Some(pauses());
+                self.poll = Some(Backoff::for_kernel_state());
             }
             _ => {}
         }

@@ -75,7 +75,7 @@ pub fn tcp_bytes_received(socket: impl AsFd) -> nix::Result<u64> {
     }
 }
 
-/// How many received bytes of a stream socket nobody has read yet (`FIONREAD`).
+/// How many received bytes of a stream socket are not read yet (`FIONREAD`).
 ///
 /// # Errors
 /// The errno of `ioctl`; `EINVAL` where the kernel answers with a negative count.

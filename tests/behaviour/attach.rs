@@ -86,6 +86,9 @@ pub(crate) fn an_attach_that_expects_another_unit_leaves_another_processs_device
     let request = AttachRequest::new(source.clone()).expect(wrong());
     let error = engine.attach(&request, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
+    let names = &before.identity().unwrap().names;
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    assert_eq!(error.found(), names);
     let after = attach(&engine, &source);
     assert_eq!((after.changed, after.diskseq), (false, before.diskseq));
 }

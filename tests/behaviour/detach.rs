@@ -1,6 +1,8 @@
 //! Detaches.
 
-use lunbd::engine::Flush;
+use std::path::Path;
+
+use lunbd::engine::{Flush, Holder};
 use lunbd::error::Stage;
 use lunbd::id::Wwid;
 use lunbd::{DetachRequest, DetachTarget, ErrorKind};
@@ -99,11 +101,13 @@ pub(crate) fn a_disk_is_detached_by_its_node_and_by_a_link_to_it<M: Machine>() {
 pub(crate) fn a_disk_of_another_unit_than_the_expected_one_is_left<M: Machine>() {
     let machine = M::with(1, 3);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
-    attach(&engine, &source);
+    let attachment = attach(&engine, &source);
     let wrong: Wwid = "naa.60014050000000000000000000000000".parse().unwrap();
     let request = DetachRequest::new(source.clone()).expect(wrong);
     let error = engine.detach(request, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+    let name = attachment.identity().unwrap().wwid().unwrap();
+    assert!(error.found().contains(&name.to_string()), "{error}");
     assert!(!attach(&engine, &source).changed);
     detach(&engine, &source).unwrap();
 }
@@ -117,8 +121,11 @@ pub(crate) fn a_disk_that_a_process_has_claimed_is_refused_and_the_process_is_na
     let error = detach(&engine, &source).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);
     assert_eq!(error.stage(), Some(Stage::Claim));
-    let named = format!("open in process {} (", std::process::id());
+    let us = std::process::id();
+    let named = format!("open in process {us} (");
     assert!(error.to_string().contains(&named), "{error}");
+    let is_us = |holder: &Holder| matches!(holder, Holder::Open { pid, .. } if *pid == us);
+    assert!(error.holders().iter().any(is_us), "{:?}", error.holders());
     assert_eq!(devices(&*machine, &engine).len(), 1);
     let [path] = &error.receipt.paths[..] else {
         panic!("{error:?}");
@@ -169,6 +176,9 @@ pub(crate) fn a_mounted_disk_is_refused_with_its_mounts_path<M: Machine>() {
         message.contains("mounted on /tmp/lunbd-mounted"),
         "{message}"
     );
+    let place = Path::new("/tmp/lunbd-mounted");
+    let is_it = |holder: &Holder| matches!(holder, Holder::Mount { path, .. } if path == place);
+    assert!(error.holders().iter().any(is_it), "{:?}", error.holders());
     drop(mounted);
     assert!(detach(&engine, &source).unwrap().changed);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use lunbd::engine::{Flush, StageObserver};
+use lunbd::engine::{Flush, ReapRequest, StageObserver};
 use lunbd::error::Stage;
 use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Source};
 
@@ -112,8 +112,12 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_attach_ends_in_a_live_one_or_
     require_no_device_locks(&engine);
 }
 
-/// Panics if a lock file or a mark for the devices is left.
+/// Panics if a lock file or a mark for the devices is left after a reap, which removes the
+/// records of devices that another process deleted.
 fn require_no_device_locks(engine: &Engine) {
+    engine
+        .reap(&ReapRequest::default(), Deadline::after(LIMIT))
+        .unwrap();
     let locks = engine.roots().run.join("lunbd");
     assert_eq!(fs::read_dir(locks).unwrap().count(), 0);
 }

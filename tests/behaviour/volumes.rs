@@ -72,7 +72,7 @@ pub(crate) fn a_second_detach_of_a_volume_answers_as_the_first_did_until_somethi
     let first = detach_it(&journal).unwrap();
     assert!(first.changed && first.safe_to_unmap);
     assert_eq!(first.volume.as_ref(), Some(&volume));
-    // In this process, and after a restart.
+    // The detach is repeated in this process, and after a restart.
     let second = detach_it(&journal).unwrap();
     drop(journal);
     let journal = open(&*machine, &engine);
@@ -80,22 +80,22 @@ pub(crate) fn a_second_detach_of_a_volume_answers_as_the_first_did_until_somethi
         assert!(!again.changed && again.safe_to_unmap, "{again:?}");
         assert!(again.detached_at.is_some(), "{again:?}");
     }
-    // By its source it is the same answer.
+    // A detach by the source gives the same answer.
     let read = || engine.read_journal_at(&machine.journal(), soon()).unwrap();
     let by_source = DetachRequest::new(source.clone());
-    assert_eq!(engine.volume_of(&read(), &by_source).unwrap(), None);
+    assert_eq!(engine.volume_of(&read(), &by_source, soon()).unwrap(), None);
     let again = engine
-        .detachment_before(&read(), &by_source)
+        .detachment_before(&read(), &by_source, soon())
         .unwrap()
         .unwrap();
     assert!(again.safe_to_unmap, "{again:?}");
-    // An attach that fails leaves it so.
+    // A failed attach leaves the record of the detach.
     let absent = request(&source).min_paths(2);
     engine
         .attach_volume(&journal, &volume, &absent, soon())
         .unwrap_err();
     assert!(detach_it(&journal).unwrap().safe_to_unmap);
-    // Beside the journal it is attached again.
+    // The unit is attached again without the journal.
     attach(&engine, &source);
     let stands = detach_it(&journal).unwrap();
     assert!(!stands.changed && !stands.safe_to_unmap, "{stands:?}");
@@ -120,7 +120,7 @@ pub(crate) fn the_volume_of_a_source_a_node_or_a_name_is_found_in_a_journal<M: M
     let read = || engine.read_journal_at(&machine.journal(), soon()).unwrap();
     let volume_of = |target: DetachTarget| {
         let request = DetachRequest::new(target);
-        engine.volume_of(&read(), &request).unwrap()
+        engine.volume_of(&read(), &request, soon()).unwrap()
     };
     let name = attached.identity().unwrap().wwid().unwrap().clone();
     let mut targets = vec![

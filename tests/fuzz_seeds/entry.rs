@@ -255,8 +255,8 @@ pub(crate) fn journal_record(bytes: &[u8]) -> bool {
     understood
 }
 
-/// A message of NBD's netlink family, after the byte that is its command; what
-/// decodes must decode to the same again when it was encoded.
+/// A message of NBD's netlink family, after the byte that is its command. What
+/// is decoded must be the same after it is encoded and decoded again.
 pub(crate) fn netlink_decode(bytes: &[u8]) -> bool {
     let Some((command, bytes)) = bytes.split_first() else {
         return false;

@@ -13,20 +13,22 @@ use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::detach_limit::{self, DetachLimit};
+use crate::envelope::{self, Type};
 use crate::progress::BARS;
 use crate::progress_display::ProgressDisplay;
 use crate::watch_file::FileWatch;
 use crate::{arguments, desired_file, exit, recover, table, threads};
 
-/// A report: the plan, or the steps and failures that are left.
 #[derive(Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Report<'a> {
-    Plan(&'a Plan),
-    Left {
-        steps: &'a Plan,
-        errors: Vec<Failed<'a>>,
-    },
+struct Steps<'a> {
+    steps: &'a Plan,
+}
+
+/// The steps and failures that are left.
+#[derive(Serialize)]
+struct Left<'a> {
+    steps: &'a Plan,
+    errors: Vec<Failed<'a>>,
 }
 
 /// A volume whose last step failed.
@@ -39,7 +41,7 @@ struct Failed<'a> {
 /// The exit code of `--dry-run --exit-code`.
 const SOMETHING_TO_DO: u8 = 2;
 
-/// Exits with the code of the first failed volume; with 1 where steps are left without a
+/// Exits with the code of the first failed volume; with 1 if steps are left without a
 /// failure.
 pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result<ExitCode> {
     // The watch starts before the first read, so that no change is missed.
@@ -75,7 +77,7 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
         let watch_error = follow(&reconciler, what, changes, desired, json)?;
         reconciler.run()?;
         display.end(reconciler);
-        // The run ends by itself only where the file can no longer be followed.
+        // The run ends by itself only if the file can no longer be followed.
         return watch_error.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
     }
     let applied = reconciler.apply(deadline).map(drop);
@@ -134,7 +136,8 @@ impl FileEvent<'_> {
             event if json => {
                 let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
                 let mut out = io::stdout().lock();
-                exit::write_json(&mut out, &Timed { time, event }).and_then(|()| out.flush())
+                envelope::write(&mut out, Type::FileEvent, &Timed { time, event })
+                    .and_then(|()| out.flush())
             }
             Self::TakenIn => writeln!(io::stderr(), "lunbd: the file has changed"),
             Self::Refused { error } => {
@@ -148,7 +151,7 @@ impl FileEvent<'_> {
 }
 
 /// Takes in the file whenever it changes. A file that is broken, or that would detach too
-/// many volumes, changes nothing. Where the file can no longer be followed, it stops the
+/// many volumes, changes nothing. If the file can no longer be followed, it stops the
 /// reconciler and sends the error.
 fn follow(
     reconciler: &Arc<Reconciler>,
@@ -212,7 +215,7 @@ fn apply_change(
 
 fn show_plan(mut out: &mut dyn Write, plan: &Plan, json: bool) -> io::Result<()> {
     if json {
-        return exit::write_json(&mut out, &Report::Plan(plan));
+        return envelope::write(&mut out, Type::Plan, &Steps { steps: plan });
     }
     if plan.is_empty() {
         return writeln!(out, "nothing to do");
@@ -232,9 +235,10 @@ fn show_left(
             .iter()
             .map(|(volume, error)| Failed { volume, error });
         let errors = failed.collect();
-        return exit::write_json(
+        return envelope::write(
             &mut out,
-            &Report::Left {
+            Type::Left,
+            &Left {
                 steps: left,
                 errors,
             },

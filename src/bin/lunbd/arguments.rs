@@ -1,4 +1,4 @@
-//! What may be typed.
+//! The command line's commands and options.
 #![allow(
     clippy::doc_markdown,
     reason = "clap prints these comments as they are"
@@ -26,36 +26,36 @@ use crate::detach_limit::DetachLimit;
 
 /// Attach and detach block devices by talking to the kernel alone.
 ///
-/// SOURCE is scsi:HOST:CHANNEL:TARGET:LUN, as sysfs and lsscsi print it (a LUN
-/// may also be written flat-N, flat space address N, or as 0x and 16 hex digits,
-/// the wire bytes); iscsi://PORTAL[,PORTAL...]/IQN/LUN over sessions that are
-/// logged in, or that `attach --log-in` makes; fc://WWPN[,WWPN...]/LUN over the ports that see the target's; or an
-/// NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH.
+/// SOURCE is scsi:HOST:CHANNEL:TARGET:LUN, as sysfs and lsscsi print it (a LUN may also be
+/// written as flat-N, which is flat space address N, or as 0x and 16 hex digits, which are the
+/// wire bytes); iscsi://PORTAL[,PORTAL...]/IQN/LUN, over existing sessions or over those that
+/// `attach --log-in` makes; fc://WWPN[,WWPN...]/LUN, over the local ports that see these ports
+/// of the target; or an NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH.
 ///
 /// Exit codes: 0 done, 1 other, 2 usage, 3 not found or too few paths, 4 identity mismatch, 5 in
-/// use, 6 timed out, 7 not permitted, 8 not supported here, 9 `status` found a volume that
-/// is not as wanted, 130 and 143 ended by SIGINT and
-/// SIGTERM, with what an attach brought undone.
+/// use, 6 timed out, 7 not permitted, 8 not supported here, 9 `status` found a volume that is
+/// not as wanted, 130 and 143 ended by SIGINT and SIGTERM; an attach that is so ended is
+/// undone.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Print one JSON object (`watch`: one a line) on standard output; an error
-    /// is one object on standard error.
+    /// Print one JSON object (`watch`: one a line) on standard output, and an error as one
+    /// object on standard error.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
-    /// Show what the engine does, on standard error: -v its steps, -vv also what it
-    /// looks at. LUNBD_LOG=LEVEL or LUNBD_LOG=MODULE=LEVEL,... says it more finely.
-    /// `apply --watch` and `heal --watch` show warnings in any case.
+    /// Show on standard error what the engine does: -v shows its steps, -vv also what it
+    /// reads. LUNBD_LOG=LEVEL or LUNBD_LOG=MODULE=LEVEL,... chooses in more detail.
+    /// `apply --watch` and `heal --watch` always show warnings.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
 
 impl Command {
-    /// Whether it runs until it is interrupted, so that nobody waits for its exit code.
+    /// Whether it runs until it is interrupted, so that no caller waits for its exit code.
     pub(crate) fn stays(&self) -> bool {
         match self {
             Self::Apply(what) => what.watch,
@@ -65,55 +65,53 @@ impl Command {
     }
 }
 
-// `defer`: of all commands only the one that is typed has its arguments built. They come
-// after the command's own text, which a doc comment of theirs would replace.
+// `defer`: clap builds only the arguments of the command that is typed. A doc comment on the
+// struct of the arguments would replace the command's own text.
 #[derive(Debug, Subcommand)]
 #[command(defer = true)]
 pub(crate) enum Command {
     /// Attach one device and wait until it has settled.
     Attach(Attach),
-    /// Flush and detach one unit with all its paths; refused while it is in use.
+    /// Flush and detach one unit with all its paths. A unit that is in use is refused.
     Detach(Detach),
-    /// Take in the size that a SCSI unit has on the array now: all its paths,
-    /// then its multipath map; or that the server of an NBD device says. Nothing is
-    /// shrunk on NBD.
+    /// Give a device the size that its SCSI unit has on the array now: first all its paths,
+    /// then its multipath map; or the size that its NBD server reports. An NBD device is never
+    /// shrunk.
     Resize(Resize),
-    /// Give NBD devices whose server went away and came back their new
-    /// connections.
+    /// Give new connections to NBD devices whose server went away and came back.
     Heal(Heal),
-    /// Ask an iSCSI portal which targets it knows, and where each is to be
-    /// reached; or an NBD server which exports it lists, with their size and flags. No
-    /// daemon is needed.
+    /// Ask an iSCSI portal for the targets that it knows and the portals of each, or an NBD
+    /// server for the exports that it lists, with their size and flags. No daemon is needed.
     Discover(Discover),
-    /// After a crash: find every volume of the journal on this machine, finish or
-    /// undo what was begun, and say what was found.
+    /// Recover after a crash: find every volume of the journal on this machine, finish or undo
+    /// what was begun, and report the result.
     Recover(Recover),
-    /// Bring the volumes of the journal to what a file says: attach what it wants
-    /// and detach all else. The plan is shown, done, and what is left of it shown.
+    /// Bring the volumes of the journal to what a file says: attach the volumes that it wants,
+    /// and detach all others. Print the plan, do it, and print what is left of it.
     Apply(Apply),
-    /// Say of every volume of the journal how it stands, also while an agent holds
-    /// the journal; and of each that the agent fails to bring to what is wanted, why
-    /// and when it is tried again.
+    /// Show the state of every volume of the journal, also while an agent holds the journal. For
+    /// each volume that the agent cannot bring to what is wanted, show why, and when the agent
+    /// tries again.
     Status(Status),
-    /// Show, forget or restore what the journal has written down. No device is touched.
+    /// Show, forget or restore records of the journal. No device is touched.
     #[command(subcommand)]
     Journal(Journal),
-    /// Take away the SCSI devices whose unit is gone on the array: only where the
-    /// target itself says so, and nobody uses the device. Volumes of the journal
-    /// are left to their detach.
+    /// Remove the SCSI devices whose unit is gone on the array, but only if the target itself
+    /// says so and no process uses the device. Volumes of the journal are left alone: detach
+    /// them.
     Reap(Reap),
     /// List the SCSI units with their paths, maps and mounts, and the connected
     /// NBD devices.
     List,
-    /// List the iSCSI sessions, whoever made them; with --json all that was agreed
-    /// on.
+    /// List all iSCSI sessions, also those of other programs; with --json also all that was
+    /// agreed on.
     Sessions,
-    /// Print the name by which this machine logs in to iSCSI targets, as
-    /// /etc/iscsi/initiatorname.iscsi has it.
+    /// Print the name with which this machine logs in to iSCSI targets, from
+    /// /etc/iscsi/initiatorname.iscsi.
     InitiatorName(InitiatorName),
     /// Print kernel and udev events as they come, until interrupted.
     Watch,
-    /// Say what this machine lacks, and how to mend it.
+    /// Show what this machine lacks, and how to mend it.
     Doctor,
     /// Print the completions for a shell: bash, elvish, fish, powershell or zsh.
     Completions {
@@ -123,29 +121,31 @@ pub(crate) enum Command {
     },
     /// Print the manual page, in roff, of lunbd or of one of its commands.
     Man {
-        /// One of the commands; without it the page of all.
+        /// The command; by default lunbd itself.
         command: Option<String>,
     },
+    /// Print the JSON Schema of the objects that --json prints.
+    Schema,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
-    /// What to attach; several are paths of one SCSI unit.
+    /// What to attach. Several sources are paths of one SCSI unit.
     #[arg(required = true, value_name = "SOURCE")]
     pub(crate) sources: Vec<Source>,
 
-    /// Attach only if the unit itself says that it has this name: naa.HEX,
-    /// eui.HEX, t10.TEXT, iqn.TEXT, wwn-0xHEX, or udev's 3HEX. Of an NBD source, only
-    /// if its content has it: gpt.GUID, mbr.SIGNATURE, luks.UUID, lvm.UUID or fs.UUID.
+    /// Attach only if the unit itself reports this name: naa.HEX, eui.HEX, t10.TEXT,
+    /// iqn.TEXT, wwn-0xHEX, or udev's 3HEX. For an NBD source, only if its content has this
+    /// name: gpt.GUID, mbr.SIGNATURE, luks.UUID, lvm.UUID or fs.UUID.
     #[arg(long, value_name = "ID")]
     pub(crate) expect: Option<Expected>,
 
-    /// How many paths must lead to the unit.
+    /// The least number of paths that must lead to the unit.
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub(crate) min_paths: usize,
 
-    /// Whether the device is a multipath map: it must be one (require), it is one
-    /// where multipathd makes it (prefer), or it is the first path (off).
+    /// Whether the device is a multipath map: it must be one (require), it is one if
+    /// multipathd makes one (prefer), or it is the first path (off).
     #[arg(long, value_name = "MODE", default_value = "prefer", value_parser = multipath)]
     pub(crate) multipath: Multipath,
 
@@ -155,38 +155,37 @@ pub(crate) struct Attach {
     #[command(flatten)]
     pub(crate) nbd: Nbd,
 
-    /// What the volume is called: the attach is written down in the journal, for
-    /// `recover` and for `detach --volume`.
+    /// The name of the volume. With it the attach is recorded in the journal, for `recover`
+    /// and for `detach --volume`.
     #[arg(long, value_name = "ID")]
     pub(crate) volume: Option<VolumeId>,
 
-    /// The journal's directory; without it /run/lunbd/journal.
+    /// The journal's directory, by default /run/lunbd/journal.
     #[arg(long, value_name = "DIR", requires = "volume")]
     pub(crate) journal: Option<PathBuf>,
 
-    /// How long the whole may take: 500ms, 30s, 2m.
+    /// How long the command may take: 500ms, 30s, 2m.
     #[arg(long, default_value = "30s", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Recover {
-    /// The journal's directory; without it /run/lunbd/journal.
+    /// The journal's directory, by default /run/lunbd/journal.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 
-    /// How long the whole may take: 500ms, 60s, 2m.
+    /// How long the command may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Apply {
-    /// The volumes that are wanted, in TOML: [[volume]] with id, source or sources,
-    /// and where wanted expect, min_paths, multipath, min_size (bytes or "16GiB"; a unit that the
-    /// array has grown is taken in, none is shrunk), [volume.log_in] and [volume.nbd].
-    /// NO OTHER VOLUME OF THE JOURNAL STAYS. An empty file is refused; `volume = []`
-    /// wants no volume.
+    /// The wanted volumes, in TOML: [[volume]] with id, source or sources, and optionally
+    /// expect, min_paths, multipath, min_size (bytes or "16GiB"; the device grows with its unit
+    /// on the array, and is never shrunk), [volume.log_in] and [volume.nbd]. EVERY OTHER VOLUME
+    /// OF THE JOURNAL IS DETACHED. An empty file is refused; `volume = []` wants no volume.
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: PathBuf,
 
@@ -194,21 +193,21 @@ pub(crate) struct Apply {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Exit with 2 where the plan has something to do, and with 0 where it has not.
+    /// Exit with 2 if the plan has something to do, and with 0 if it does not.
     #[arg(long, requires = "dry_run")]
     pub(crate) exit_code: bool,
 
-    /// Stay, keep the volumes as they are wanted and the iSCSI sessions that they log
-    /// in to, and follow changes of the file, until interrupted.
+    /// Run until interrupted: keep the volumes as they are wanted, recover the iSCSI sessions
+    /// that they log in to, and follow changes of the file.
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) watch: bool,
 
-    /// How many volumes the file, or one change of it with --watch, may detach at once:
-    /// a number or all. Without it half of them, where there are at least four.
+    /// How many volumes the file, or one change of it with --watch, may detach at once: a
+    /// number or all. The default is half of them if there are at least four, and else all.
     #[arg(long, value_name = "COUNT")]
     pub(crate) allow_detach: Option<DetachLimit>,
 
-    /// The journal's directory; without it /run/lunbd/journal.
+    /// The journal's directory, by default /run/lunbd/journal.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 
@@ -216,37 +215,36 @@ pub(crate) struct Apply {
     #[arg(long, value_name = "COUNT", default_value = "8")]
     pub(crate) threads: NonZeroUsize,
 
-    /// How long the whole may take: 500ms, 60s, 2m; with --watch, each step of a
-    /// volume.
+    /// How long the command may take, or with --watch each step of a volume: 500ms, 60s, 2m.
     #[arg(long, default_value = "2m", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// Only this volume.
+    /// Show only this volume.
     #[arg(long, value_name = "ID")]
     pub(crate) volume: Option<VolumeId>,
 
-    /// The journal's directory; without it /run/lunbd/journal.
+    /// The journal's directory, by default /run/lunbd/journal.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Journal {
-    /// Print each record and each file that is none, also while an agent holds the
+    /// Print each record, and each file that is not a record, also while an agent holds the
     /// journal.
     Show {
-        /// Only the record of this volume.
+        /// Print only the record of this volume.
         #[arg(long, value_name = "ID")]
         volume: Option<VolumeId>,
 
         #[command(flatten)]
         place: JournalPlace,
     },
-    /// Remove the record of a volume, or a file that was set aside. A DEVICE THAT
-    /// IS ATTACHED STAYS ATTACHED, and belongs to no volume any more.
+    /// Remove the record of a volume, or a file that was set aside. A DEVICE THAT IS ATTACHED
+    /// STAYS ATTACHED, and no longer belongs to a volume.
     Forget {
         /// A volume, or the name of a file that was set aside.
         #[arg(value_name = "ID|FILE")]
@@ -255,7 +253,7 @@ pub(crate) enum Journal {
         #[command(flatten)]
         place: JournalPlace,
     },
-    /// Take a file that was set aside in again as the record of its volume.
+    /// Make a file that was set aside the record of its volume again.
     Restore {
         /// The name of the file in the journal's directory.
         #[arg(value_name = "FILE")]
@@ -268,33 +266,33 @@ pub(crate) enum Journal {
 
 #[derive(Debug, Args)]
 pub(crate) struct JournalPlace {
-    /// The journal's directory; without it /run/lunbd/journal.
+    /// The journal's directory, by default /run/lunbd/journal.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Reap {
-    /// Take nothing away; print the proofs, and what would become of each.
+    /// Remove nothing; print the proof for each device, and what would be done with it.
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// The directory of a journal whose volumes are left alone too, besides those of
+    /// The directory of another journal whose volumes are left alone, besides those of
     /// /run/lunbd/journal. An agent may hold it.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 
-    /// How long the whole may take: 500ms, 60s, 2m.
+    /// How long the command may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
 
-// How an iSCSI source is logged in.
+// How the command logs in to an iSCSI source.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "iSCSI")]
 pub(crate) struct Iscsi {
-    /// Log in where no session is there, through all portals at once; no daemon is
-    /// needed. The detach of the last device on such a session logs it out.
+    /// Log in through each portal without a session, all at once. No daemon is needed. The
+    /// detach of the last device on such a session logs it out.
     #[arg(long)]
     log_in: bool,
 
@@ -304,15 +302,15 @@ pub(crate) struct Iscsi {
     #[arg(default_missing_value = "offer", requires = "log_in")]
     digests: Option<Digests>,
 
-    /// How long I/O waits for a session that is lost before it fails, in whole
-    /// seconds; without it 5s where a multipath map is wanted, else 2m.
+    /// How long I/O waits for a lost session before it fails, in whole seconds. The default
+    /// is 5s if a multipath map with other paths is wanted, and else 2m.
     #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "log_in")]
     recovery_timeout: Option<Duration>,
 
-    /// Set one of: nop_interval and nop_timeout (seconds; 0 pings never), queue_depth,
+    /// Set one of: nop_interval and nop_timeout (seconds; 0 never pings), queue_depth,
     /// commands_max, abort_timeout, lu_reset_timeout, target_reset_timeout (seconds),
-    /// first_burst, max_burst, receive_segment, send_segment (bytes). For the sessions that
-    /// are made; one that stands keeps its own, and what differs is printed.
+    /// first_burst, max_burst, receive_segment, send_segment (bytes). This is for new
+    /// sessions: an existing one keeps its own settings, and those that differ are printed.
     #[arg(long, value_name = "NAME=VALUE", value_parser = tunable, requires = "log_in")]
     tune: Vec<(Tunable, u32)>,
 
@@ -323,7 +321,7 @@ pub(crate) struct Iscsi {
     who: Initiator,
 }
 
-// Where a login comes from.
+// The local end of a login's connection.
 #[derive(Debug, Args)]
 pub(crate) struct LocalEnd {
     /// Connect through this network interface alone.
@@ -350,7 +348,7 @@ enum Digests {
 }
 
 impl Iscsi {
-    /// `None` where no login is wanted.
+    /// The options of the login; `None` if no login is wanted.
     pub(crate) fn options(&self) -> lunbd::Result<Option<SessionOptions>> {
         if !self.log_in {
             if self.local.is_given() {
@@ -366,7 +364,7 @@ impl Iscsi {
             Some(Digests::Offer) => options.digests(true, true),
             Some(Digests::Require) => options.require_digests(),
         };
-        // Where they are and not what they are, for the journal.
+        // The journal stores where the credentials are, and not what they are.
         if let Some(source) = self.who.credentials()? {
             options = options.credentials_from(source);
         }
@@ -388,21 +386,21 @@ impl Iscsi {
     }
 }
 
-// Who logs in at an iSCSI portal.
+// The name and the credentials of a login at an iSCSI portal.
 #[derive(Debug, Args)]
 pub(crate) struct Initiator {
-    /// The name to log in as; without it that of this machine, in
+    /// The name with which to log in, by default this machine's in
     /// /etc/iscsi/initiatorname.iscsi.
     #[arg(long, value_name = "NAME")]
     initiator: Option<Iqn>,
 
-    /// Log in with CHAP: a file of lines user=NAME and secret=SECRET, and for mutual
-    /// CHAP target_secret=SECRET and, to check it, target_user=NAME; and, to offer
-    /// others than all, algorithms=SHA3-256,SHA1,MD5,SHA256, the most wanted first.
-    /// Without it the same from LUNBD_CHAP_USER, LUNBD_CHAP_SECRET,
-    /// LUNBD_CHAP_TARGET_SECRET, LUNBD_CHAP_TARGET_USER and LUNBD_CHAP_ALGORITHMS,
-    /// where they are set. A line [IQN] or [PORTAL] begins a section for that target or
-    /// portal alone. The file is to be readable by its owner alone (chmod 0600).
+    /// Log in with CHAP: a file of lines user=NAME and secret=SECRET; for mutual CHAP also
+    /// target_secret=SECRET, and target_user=NAME to check the target's name; and
+    /// algorithms=SHA3-256,SHA1,MD5,SHA256 to offer these instead of all, the most wanted
+    /// first. Without the file, LUNBD_CHAP_USER, LUNBD_CHAP_SECRET,
+    /// LUNBD_CHAP_TARGET_SECRET, LUNBD_CHAP_TARGET_USER and LUNBD_CHAP_ALGORITHMS give the
+    /// same if they are set. A line [IQN] or [PORTAL] begins a section for that target or
+    /// portal alone. Only its owner should be able to read the file (chmod 0600).
     #[arg(long, value_name = "FILE")]
     chap_file: Option<PathBuf>,
 }
@@ -415,7 +413,7 @@ impl Initiator {
         }
     }
 
-    /// Where they are, if there are any.
+    /// Where the credentials are, if there are any.
     pub(crate) fn credentials(&self) -> lunbd::Result<Option<CredentialsSource>> {
         let Some(file) = &self.chap_file else {
             let source = CredentialsSource::Environment(CredentialsSource::VARIABLES.to_owned());
@@ -430,15 +428,15 @@ impl Initiator {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "NBD")]
 pub(crate) struct Nbd {
-    /// The device, /dev/nbdN; without it the lowest that is free.
+    /// The device /dev/nbdN, by default the lowest free one.
     #[arg(long, value_name = "N")]
     index: Option<NbdIndex>,
 
-    /// The id under which the kernel keeps the device; without it the URI.
+    /// The id that the kernel stores with the device, by default the URI.
     #[arg(long, value_name = "ID")]
     pub(crate) backend: Option<BackendId>,
 
-    /// How many connections carry I/O, where the server allows several.
+    /// How many connections carry I/O, if the server allows several.
     #[arg(long, value_name = "COUNT", default_value = "1")]
     connections: NonZeroU16,
 
@@ -446,13 +444,13 @@ pub(crate) struct Nbd {
     #[arg(long)]
     read_only: bool,
 
-    /// The logical block size, for images whose partition table was not made with
-    /// 512-byte sectors; without it the server's minimum and at least 512.
+    /// The logical block size, for images whose partition table was not made with 512-byte
+    /// sectors. The default is the server's minimum, and at least 512.
     #[arg(long, value_name = "BYTES")]
     block_size: Option<u32>,
 
-    /// Attach also where the content of the volume has other names than the journal has
-    /// of it, and write down the new ones.
+    /// Attach also if the volume's content has other names than the journal's record of it,
+    /// and record the new ones.
     #[arg(long, requires = "volume")]
     accept_content: bool,
 
@@ -460,7 +458,7 @@ pub(crate) struct Nbd {
     #[arg(long, value_name = "LIMIT", default_value = "30s", value_parser = limit)]
     io_timeout: Duration,
 
-    /// How long requests wait for a server that is gone before they fail.
+    /// How long requests wait for a server that is gone, before they fail.
     #[arg(long, value_name = "LIMIT", default_value = "5m", value_parser = limit)]
     dead_timeout: Duration,
 }
@@ -492,60 +490,60 @@ impl Nbd {
 
 #[derive(Debug, Args)]
 pub(crate) struct Heal {
-    /// The device of this NBD source alone, or the iSCSI sessions of lunbd's that lead to
-    /// this iSCSI source; without it every NBD device that was attached by its URI.
+    /// Heal only the device of this NBD source, or lunbd's sessions that lead to this iSCSI
+    /// source. By default, heal every NBD device that was attached by its URI.
     #[arg(group = "one")]
     pub(crate) source: Option<Source>,
 
-    /// What one volume of the journal is attached by, in place of the source.
+    /// Heal only the source of this volume of the journal.
     #[arg(long, value_name = "ID", group = "one", conflicts_with = "backend")]
     pub(crate) volume: Option<VolumeId>,
 
-    /// The journal's directory; without it /run/lunbd/journal.
+    /// The journal's directory, by default /run/lunbd/journal.
     #[arg(long, value_name = "DIR", requires = "volume")]
     pub(crate) journal: Option<PathBuf>,
 
-    /// The id under which the kernel keeps the device; without it the URI.
+    /// The id that the kernel stores with the device, by default the URI.
     #[arg(long, value_name = "ID", requires = "source", help_heading = "NBD")]
     backend: Option<BackendId>,
 
-    /// From now on: how long one request may take before its connection is taken for
-    /// dead. Without it what the device was attached with.
+    /// How long one request may take from now on before its connection is taken for dead, by
+    /// default as at the attach.
     #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "one", help_heading = "NBD")]
     io_timeout: Option<Duration>,
 
-    /// From now on: how long requests wait for a server that is gone before they
-    /// fail. Without it what the device was attached with.
+    /// How long requests wait from now on for a server that is gone, before they fail; by
+    /// default as at the attach.
     #[arg(long, value_name = "LIMIT", value_parser = limit, requires = "one", help_heading = "NBD")]
     dead_timeout: Option<Duration>,
 
-    /// Take whatever the server serves now for the volume, also where its content is
-    /// another's.
+    /// Accept what the server serves now as the volume, also if its content is that of another
+    /// volume.
     #[arg(long, requires = "one", help_heading = "NBD")]
     accept_content: bool,
 
-    /// Stay, and heal links as they die, until interrupted; iSCSI sessions that
-    /// `attach --log-in` made are logged in again when they are lost.
+    /// Run until interrupted: heal links as they die, and log in again to lost iSCSI sessions
+    /// that `attach --log-in` made.
     #[arg(long, conflicts_with = "one")]
     pub(crate) watch: bool,
 
-    /// Log in again with CHAP, from a file as of `attach --chap-file`, which is read
-    /// before each login; without it from the same environment.
+    /// Log in again with CHAP, from a file as for `attach --chap-file`, which is read before
+    /// each login; without the file from the same environment variables.
     #[arg(long, value_name = "FILE", help_heading = "iSCSI")]
     chap_file: Option<PathBuf>,
 
-    /// Offer the target checksums (CRC32C) where it is not known whether a session had
-    /// them: of one that was lost before this command began.
+    /// Offer the target checksums (CRC32C) if it is not known whether a session had them,
+    /// because it was lost before this command began.
     #[arg(long, help_heading = "iSCSI")]
     digests: bool,
 
-    /// How long to dial servers that are not back: 30s, 5m.
+    /// How long to dial servers that are not back yet: 30s, 5m.
     #[arg(long, default_value = "30s", value_parser = limit, conflicts_with = "watch")]
     pub(crate) timeout: Duration,
 }
 
 impl Heal {
-    /// How the device of one source is healed.
+    /// The options with which the device of one source is healed.
     pub(crate) fn nbd_options(&self) -> NbdOptions {
         let mut options = NbdOptions::default();
         if let Some(id) = &self.backend {
@@ -563,7 +561,7 @@ impl Heal {
         options
     }
 
-    /// What is said of sessions where none are logged in again.
+    /// Refuses options for sessions if no session is logged in again.
     pub(crate) fn refuse_without_sessions(&self) -> lunbd::Result<()> {
         if !self.digests && self.chap_file.is_none() {
             return Ok(());
@@ -573,9 +571,9 @@ impl Heal {
         Err(Error::new(ErrorKind::InvalidInput, message))
     }
 
-    /// How sessions are logged in again.
+    /// The options with which sessions are logged in again.
     pub(crate) fn recovery_options(&self) -> SessionRecoveryOptions {
-        /// A file system that does not answer holds up one login and not all.
+        /// A file system that does not answer delays one login, and not all of them.
         const TO_READ: Duration = Duration::from_secs(10);
         let file = self.chap_file.clone();
         let patience = self.timeout.min(TO_READ);
@@ -592,8 +590,8 @@ impl Heal {
 
 #[derive(Debug, Args)]
 pub(crate) struct InitiatorName {
-    /// Make a random name first, of the form of open-iscsi's, where there is no such
-    /// file. A file that is there is never changed.
+    /// If the file does not exist, first create it with a random name in the form of
+    /// open-iscsi's names. An existing file is never changed.
     #[arg(long)]
     pub(crate) create: bool,
 }
@@ -612,8 +610,8 @@ pub(crate) struct Detach {
     #[arg(long, value_name = "ID", conflicts_with_all = ["target", "expect", "backend"])]
     pub(crate) volume: Option<VolumeId>,
 
-    /// The journal's directory; without it /run/lunbd/journal. A target that it has as a
-    /// volume is detached as that, with its record.
+    /// The journal's directory, by default /run/lunbd/journal. If the target is a volume of
+    /// the journal, that volume is detached, with its record.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
 
@@ -621,22 +619,21 @@ pub(crate) struct Detach {
     #[arg(long, value_name = "ID")]
     pub(crate) expect: Option<Wwid>,
 
-    /// The id that an NBD source was attached under, where it was given one.
+    /// The backend id with which an NBD source was attached, if it was given one.
     #[arg(long, value_name = "ID")]
     pub(crate) backend: Option<BackendId>,
 
-    /// Go on where the device cannot be written back, after half of the time:
-    /// what was not written is LOST. For a server or target that is gone for
-    /// good.
+    /// Go on if the device cannot be written back within half of the time: UNWRITTEN DATA IS
+    /// LOST. For a server or target that is gone for good.
     #[arg(long)]
     pub(crate) abandon_unwritten: bool,
 
-    /// Leave the iSCSI sessions that `attach --log-in` made logged in, also where
-    /// no device is left on one.
+    /// Leave the iSCSI sessions that `attach --log-in` made logged in, also those without a
+    /// device.
     #[arg(long)]
     pub(crate) keep_sessions: bool,
 
-    /// How long the whole may take: 500ms, 60s, 2m.
+    /// How long the command may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
@@ -655,7 +652,7 @@ pub(crate) struct Resize {
     #[arg(long, value_name = "ID", conflicts_with_all = ["target", "expect", "backend"])]
     pub(crate) volume: Option<VolumeId>,
 
-    /// The journal's directory; without it /run/lunbd/journal.
+    /// The journal's directory, by default /run/lunbd/journal.
     #[arg(long, value_name = "DIR", requires = "volume")]
     pub(crate) journal: Option<PathBuf>,
 
@@ -663,23 +660,23 @@ pub(crate) struct Resize {
     #[arg(long, value_name = "ID")]
     pub(crate) expect: Option<Wwid>,
 
-    /// The id that an NBD source was attached under, where it was given one.
+    /// The backend id with which an NBD source was attached, if it was given one.
     #[arg(long, value_name = "ID")]
     pub(crate) backend: Option<BackendId>,
 
-    /// The size in bytes that the unit, or the NBD server, must say at least.
+    /// The least size in bytes that the unit, or the NBD server, must report.
     #[arg(long, value_name = "BYTES")]
     pub(crate) at_least: Option<u64>,
 
-    /// How long the whole may take: 500ms, 60s, 2m.
+    /// How long the command may take: 500ms, 60s, 2m.
     #[arg(long, default_value = "60s", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Discover {
-    /// HOST or HOST:PORT of an iSCSI portal, an IPv6 address in brackets; or an NBD
-    /// server, nbd://HOST[:PORT], nbds://HOST[:PORT] or nbd+unix:///?socket=PATH.
+    /// An iSCSI portal, HOST or HOST:PORT, with an IPv6 address in brackets; or an NBD server,
+    /// nbd://HOST[:PORT], nbds://HOST[:PORT] or nbd+unix:///?socket=PATH.
     #[arg(value_name = "PORTAL|NBD-URI")]
     pub(crate) at: DiscoverAt,
 
@@ -689,12 +686,12 @@ pub(crate) struct Discover {
     #[command(flatten)]
     pub(crate) local: LocalEnd,
 
-    /// How long the whole may take: 500ms, 30s, 2m.
+    /// How long the command may take: 500ms, 30s, 2m.
     #[arg(long, default_value = "30s", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
 
-/// Whom to ask for what it serves.
+/// The server that is asked for what it serves.
 #[derive(Debug, Clone)]
 pub(crate) enum DiscoverAt {
     Iscsi(Portal),

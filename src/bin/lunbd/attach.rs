@@ -8,6 +8,7 @@ use lunbd::id::Expected;
 use lunbd::nbd::TlsInfo;
 use lunbd::{AttachRequest, Attachment, Cancel, Deadline, Engine, Error, ErrorKind, Result};
 
+use crate::envelope::{self, Type};
 use crate::{arguments, exit, progress::Progress, recover};
 
 pub(crate) fn run(
@@ -49,7 +50,7 @@ pub(crate) fn run(
     drop(progress);
     Ok(exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &attachment)
+            envelope::write(&mut out, Type::Attachment, &attachment)
         } else {
             write(out, &attachment)
         }

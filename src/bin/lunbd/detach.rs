@@ -10,6 +10,7 @@ use lunbd::{
     Cancel, Deadline, DetachRequest, DetachTarget, Detachment, Engine, Error, ErrorKind, Result,
 };
 
+use crate::envelope::{self, Type};
 use crate::progress::{BARS, Progress};
 use crate::{arguments, attach, exit, recover};
 
@@ -42,7 +43,7 @@ pub(crate) fn run(
     drop(progress);
     Ok(exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &detachment)
+            envelope::write(&mut out, Type::Detachment, &detachment)
         } else {
             write(out, &detachment)
         }
@@ -60,7 +61,7 @@ fn by_target(
 ) -> Result<Result<Detachment, DetachFailure>> {
     let request = request(what, target, progress);
     let journal = recover::read(engine, what.journal.as_deref(), deadline)?;
-    if let Some(volume) = engine.volume_of(&journal, &request)? {
+    if let Some(volume) = engine.volume_of(&journal, &request, deadline)? {
         if let Some(expected) = &what.expect {
             require(&journal, &volume, expected)?;
         }
@@ -81,7 +82,7 @@ fn by_target(
     }
     Ok(match engine.detach(request.clone(), deadline) {
         Ok(done) if !done.changed => {
-            let before = engine.detachment_before(&journal, &request)?;
+            let before = engine.detachment_before(&journal, &request, deadline)?;
             let phases = done.phases.clone();
             Ok(before.map_or(done, |mut before| {
                 before.phases = phases;

@@ -11,6 +11,7 @@ use lunbd::{Deadline, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::arguments::DiscoverAt;
+use crate::envelope::{self, Type};
 use crate::{arguments, exit, progress::Progress, table};
 
 #[derive(Serialize)]
@@ -51,7 +52,7 @@ fn targets_of(
     drop(progress);
     Ok(exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &found)
+            envelope::write(&mut out, Type::Targets, &found)
         } else {
             write_targets(out, portal, &found)
         }
@@ -65,7 +66,7 @@ fn exports_of(server: &NbdServer, deadline: Deadline, json: bool) -> Result<Exit
     Ok(exit::print(|mut out| {
         if json {
             let exports = &exports;
-            exit::write_json(&mut out, &Exports { exports })
+            envelope::write(&mut out, Type::Exports, &Exports { exports })
         } else {
             write_exports(out, server, &exports)
         }

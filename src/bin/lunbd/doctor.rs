@@ -8,6 +8,7 @@ use lunbd::engine::{Check, Finding};
 use lunbd::{Deadline, Engine};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::exit;
 
 #[derive(Serialize)]
@@ -17,7 +18,7 @@ struct Report<'a> {
     checks: &'a [Check],
 }
 
-/// Exits with 8 where something is missing that an attach or a detach needs.
+/// Exits with 8 if something is missing that an attach or a detach needs.
 pub(crate) fn run(engine: &Engine, json: bool) -> ExitCode {
     const LIMIT: Duration = Duration::from_secs(10);
     let checks = engine.preflight(Deadline::after(LIMIT));
@@ -26,8 +27,9 @@ pub(crate) fn run(engine: &Engine, json: bool) -> ExitCode {
         if json {
             let mode = engine.hub().mode();
             let checks = &checks;
-            exit::write_json(
+            envelope::write(
                 &mut out,
+                Type::Doctor,
                 &Report {
                     mode,
                     ready,

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use lunbd::{Error, ErrorKind};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::interrupt;
 
 /// The exit code of a kind of failure. README.md and `--help` list them.
@@ -39,9 +40,9 @@ pub(crate) fn failure(error: &Error, json: bool) -> ExitCode {
 /// Reports an error of any type, as [`failure`] does.
 pub(crate) fn say(kind: ErrorKind, error: &(impl Serialize + Display), json: bool) -> ExitCode {
     let mut stderr = io::stderr().lock();
-    // Where standard error is closed, the report has no reader.
+    // If standard error is closed, the report has no reader.
     let _ = if json {
-        write_json(&mut stderr, error)
+        envelope::write(&mut stderr, Type::Error, error)
     } else {
         writeln!(stderr, "lunbd: {error:#}")
     };
@@ -50,29 +51,27 @@ pub(crate) fn say(kind: ErrorKind, error: &(impl Serialize + Display), json: boo
 
 /// Prints clap's message. Help and version are no failures; any other message is.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
-    let wants_json = std::env::args_os().any(|argument| argument == "--json");
-    if wants_json && error.use_stderr() {
+    if wants_json() && error.use_stderr() {
         let message = error.to_string();
         let error = Error::new(ErrorKind::InvalidInput, message.trim_end());
-        let _ = write_json(&mut io::stderr().lock(), &error);
+        let _ = envelope::write(&mut io::stderr().lock(), Type::Error, &error);
     } else {
         let _ = error.print();
     }
     ExitCode::from(if error.use_stderr() { 2 } else { 0 })
 }
 
-/// Writes one JSON object and a newline.
-pub(crate) fn write_json(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, value)?;
-    writeln!(out)
+/// Whether `--json` is given, for a place that has no parsed arguments.
+fn wants_json() -> bool {
+    std::env::args_os().any(|argument| argument == "--json")
 }
 
 /// Prints on standard output. A reader that went away is no failure of the command.
 pub(crate) fn print(text: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
     match text(&mut io::stdout().lock()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            let _ = writeln!(io::stderr(), "lunbd: cannot print: {error}");
-            ExitCode::FAILURE
+            let error = Error::new(ErrorKind::Io, format!("cannot print: {error}"));
+            failure(&error, wants_json())
         }
         _ => ExitCode::SUCCESS,
     }

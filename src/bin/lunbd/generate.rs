@@ -1,5 +1,5 @@
 //! `lunbd completions` and `lunbd man`, generated from the definitions that the command
-//! itself parses.
+//! itself parses, and `lunbd schema`.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -20,8 +20,14 @@ pub(crate) fn completions(shell: Shell) -> ExitCode {
     exit::print(|out| out.write_all(&script))
 }
 
+/// Prints the schema that the tests compare each JSON output with.
+pub(crate) fn schema() -> ExitCode {
+    const SCHEMA: &str = include_str!("../../../docs/lunbd.schema.json");
+    exit::print(|out| out.write_all(SCHEMA.as_bytes()))
+}
+
 /// # Errors
-/// `InvalidInput` where there is no such command.
+/// `InvalidInput` if there is no such command.
 pub(crate) fn man(command: Option<&str>) -> Result<ExitCode> {
     let mut whole = Arguments::command();
     whole.build();

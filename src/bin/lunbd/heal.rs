@@ -13,6 +13,7 @@ use lunbd::id::VolumeId;
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result, Source};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::{arguments, exit, progress::Progress, recover, threads};
 
 #[derive(Serialize)]
@@ -25,7 +26,7 @@ struct Sessions<'a> {
     sessions: &'a [SessionRecoveryReport],
 }
 
-/// Exits with 1 where a device or session is left that serves no I/O.
+/// Exits with 1 if a device or session is left that serves no I/O.
 pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<ExitCode> {
     if what.watch {
         return watch(engine, what.recovery_options(), json);
@@ -62,7 +63,7 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
     let printed = exit::print(|mut out| {
         if json {
             let devices = &healings;
-            return exit::write_json(&mut out, &Report { devices });
+            return envelope::write(&mut out, Type::Heal, &Report { devices });
         }
         if healings.is_empty() {
             return writeln!(out, "no NBD device whose server is known");
@@ -97,7 +98,7 @@ fn spec_of(
 fn print_sessions(sessions: &[SessionRecoveryReport], json: bool) -> ExitCode {
     let printed = exit::print(|mut out| {
         if json {
-            return exit::write_json(&mut out, &Sessions { sessions });
+            return envelope::write(&mut out, Type::SessionHeal, &Sessions { sessions });
         }
         sessions.iter().try_for_each(|kept| writeln!(out, "{kept}"))
     });
@@ -134,7 +135,7 @@ fn heal(engine: &Engine, json: bool) -> Result<ExitCode> {
     let mut healer = engine.healer(Deadline::after(TO_LISTEN))?;
     loop {
         for healing in healer.next(Deadline::after(Duration::MAX))? {
-            if let Err(error) = tell(&healing, write, json) {
+            if let Err(error) = tell(Type::HealedDevice, &healing, write, json) {
                 return Ok(exit::print(|_| Err(error)));
             }
         }
@@ -144,7 +145,12 @@ fn heal(engine: &Engine, json: bool) -> Result<ExitCode> {
 fn keep(mut keeper: SessionRecovery, json: bool) -> Result<ExitCode> {
     loop {
         for kept in keeper.next(Deadline::after(Duration::MAX))? {
-            if let Err(error) = tell(&kept, |out, kept| writeln!(out, "{kept}"), json) {
+            if let Err(error) = tell(
+                Type::HealedSession,
+                &kept,
+                |out, kept| writeln!(out, "{kept}"),
+                json,
+            ) {
                 return Ok(exit::print(|_| Err(error)));
             }
         }
@@ -153,13 +159,14 @@ fn keep(mut keeper: SessionRecovery, json: bool) -> Result<ExitCode> {
 
 /// Prints one line.
 fn tell<T: Serialize>(
+    of: Type,
     news: &T,
     in_words: impl FnOnce(&mut dyn Write, &T) -> io::Result<()>,
     json: bool,
 ) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if json {
-        exit::write_json(&mut out, news)?;
+        envelope::write(&mut out, of, news)?;
     } else {
         in_words(&mut out, news)?;
     }

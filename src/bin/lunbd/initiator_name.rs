@@ -8,6 +8,7 @@ use lunbd::id::Iqn;
 use lunbd::iscsi::{INITIATOR_NAME_FILE, create_initiator_name, initiator_name};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::{arguments, exit};
 
 #[derive(Serialize)]
@@ -29,7 +30,7 @@ pub(crate) fn run(what: &arguments::InitiatorName, json: bool) -> Result<ExitCod
     };
     Ok(exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &report)
+            envelope::write(&mut out, Type::InitiatorName, &report)
         } else {
             writeln!(out, "{}", report.initiator)
         }

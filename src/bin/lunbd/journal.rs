@@ -12,6 +12,8 @@ use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::arguments::{self, JournalPlace};
+use crate::envelope::{self, Type};
+use crate::in_seconds::InSeconds;
 use crate::{exit, recover};
 
 /// How long a command waits for the journal.
@@ -74,7 +76,7 @@ pub(crate) fn run(engine: &Engine, what: arguments::Journal, json: bool) -> Resu
     };
     Ok(exit::print(|mut out| {
         if json {
-            return exit::write_json(&mut out, &done);
+            return envelope::write(&mut out, Type::JournalChange, &InSeconds(&done));
         }
         match &done {
             Done::Forgotten(record) => {
@@ -129,7 +131,7 @@ fn show(
     }
     Ok(exit::print(|mut out| {
         if json {
-            return exit::write_json(&mut out, &shown);
+            return envelope::write(&mut out, Type::Journal, &InSeconds(&shown));
         }
         if shown.records.is_empty() {
             writeln!(out, "the journal has no volume")?;

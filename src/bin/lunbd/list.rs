@@ -13,6 +13,7 @@ use lunbd::kernel::file_system::Usage;
 use lunbd::{Deadline, Engine, Result};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::{exit, table};
 
 const HEADING: [&str; 8] = [
@@ -71,7 +72,7 @@ pub(crate) fn run(engine: &Engine, json: bool) -> Result<ExitCode> {
     };
     Ok(exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &list)
+            envelope::write(&mut out, Type::Inventory, &list)
         } else {
             write(out, &list)
         }
@@ -90,7 +91,7 @@ fn write(out: &mut dyn Write, list: &List) -> io::Result<()> {
     table::write(out, &rows)
 }
 
-/// A row for the unit, and one for each path where there are several paths or a map.
+/// A row for the unit, and one for each path if there are several paths or a map.
 fn rows_of(listed: &Listed) -> Vec<Row> {
     match &listed.unit.kind {
         UnitKind::Scsi(scsi) => {

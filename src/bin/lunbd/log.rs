@@ -4,10 +4,13 @@ use std::io::{self, Write, stderr};
 
 use lunbd::{Error, ErrorKind, Result};
 use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::fmt;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{self, FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::envelope::{self, Type};
 use crate::progress::BARS;
 
 /// The variable that selects the shown events, as `-v` does.
@@ -39,7 +42,8 @@ pub(crate) fn show(verbose: u8, stays: bool, json: bool) -> Result<()> {
     };
     let lines = fmt::layer().with_writer(|| BesideBars).with_ansi(false);
     let lines = if json {
-        lines.json().boxed()
+        let lines = lines.json();
+        lines.map_event_format(InEnvelope).boxed()
     } else {
         lines.boxed()
     };
@@ -47,6 +51,28 @@ pub(crate) fn show(verbose: u8, stays: bool, json: bool) -> Result<()> {
     // Nothing else in this process sets a subscriber.
     let _the_only_one = registry.try_init();
     Ok(())
+}
+
+/// The format of an event as a JSON object, with the envelope of each JSON line.
+struct InEnvelope<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for InEnvelope<F>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &tracing::Event<'_>,
+    ) -> std::fmt::Result {
+        let mut line = String::new();
+        self.0
+            .format_event(context, Writer::new(&mut line), event)?;
+        writer.write_str(&envelope::around(Type::Log, &line))
+    }
 }
 
 /// Standard error, with the progress lines hidden during a write.

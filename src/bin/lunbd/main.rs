@@ -10,9 +10,11 @@ mod detach;
 mod detach_limit;
 mod discover;
 mod doctor;
+mod envelope;
 mod exit;
 mod generate;
 mod heal;
+mod in_seconds;
 mod initiator_name;
 mod interrupt;
 mod journal;
@@ -56,6 +58,7 @@ fn run(command: Command, json: bool) -> Result<ExitCode> {
         // These need no engine.
         Command::Completions { shell } => Ok(generate::completions(shell)),
         Command::Man { command } => generate::man(command.as_deref()),
+        Command::Schema => Ok(generate::schema()),
         Command::Discover(what) => discover::run(&what, json),
         Command::Sessions => sessions::run(json),
         Command::InitiatorName(what) => initiator_name::run(&what, json),

@@ -17,14 +17,14 @@ const TURN: Duration = Duration::from_millis(100);
 /// suspended.
 pub(crate) static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// A line on standard error that disappears when it is dropped. There is none where
+/// A line on standard error that disappears when it is dropped. There is none if
 /// standard error is no terminal, since a hidden bar would still have a thread.
 pub(crate) struct Progress(Option<Bar>);
 
 struct Bar {
     bar: ProgressBar,
     /// Dropping the sender ends the ticking. This thread replaces indicatif's own, which
-    /// panics where it cannot start.
+    /// panics if it cannot start.
     ticking: Option<(SyncSender<()>, JoinHandle<()>)>,
 }
 

@@ -13,6 +13,7 @@ use lunbd::id::VolumeId;
 use lunbd::reconcile::{AtWork, Event, Events, Reconciler, SequencedEvent};
 use lunbd::{Deadline, Result};
 
+use crate::envelope::{self, Type};
 use crate::progress::BARS;
 use crate::{exit, threads};
 
@@ -27,7 +28,7 @@ impl ProgressDisplay {
     /// Starts the display. With `once`, failed steps are not retried.
     ///
     /// # Errors
-    /// `Io` where the printing thread cannot be started.
+    /// `Io` if the printing thread cannot be started.
     pub(crate) fn of(reconciler: &Arc<Reconciler>, once: bool, json: bool) -> Result<Self> {
         let events = reconciler.subscribe();
         let printer = {
@@ -76,7 +77,7 @@ fn print_all(mut events: Events, reconciler: &Weak<Reconciler>, how: (bool, bool
 fn print(event: &SequencedEvent, (once, json): (bool, bool)) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match &event.event {
-        _ if json => exit::write_json(&mut out, event)?,
+        _ if json => envelope::write(&mut out, Type::Event, event)?,
         // The error is printed with the remaining steps.
         Event::Failed { volume, step, .. } if once => writeln!(out, "{volume}: {step} failed")?,
         _ => writeln!(out, "{event}")?,

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use lunbd::engine::{ReapOutcome, ReapReport, ReapRequest, StaleLun};
 use lunbd::{Deadline, Engine, Result};
 
+use crate::envelope::{self, Type};
 use crate::{arguments, attach, exit, progress::Progress, recover};
 
 /// Unless it is a dry run, the exit code is that of the first stale LUN that was skipped.
@@ -33,7 +34,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result
     drop(progress);
     let printed = exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &report)
+            envelope::write(&mut out, Type::Reap, &report)
         } else {
             write(out, &report)
         }

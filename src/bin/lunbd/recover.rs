@@ -8,6 +8,7 @@ use lunbd::engine::journal::{JournalView, Problem};
 use lunbd::engine::{Action, Condition, Foreign, Journal, Recovered, Recovery};
 use lunbd::{Deadline, Engine, Result};
 
+use crate::envelope::{self, Type};
 use crate::{arguments, exit, progress::Progress};
 
 /// Opens the journal in `directory`, or else the machine's journal.
@@ -66,7 +67,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Recover, json: bool) -> Res
     drop(progress);
     let printed = exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &recovery)
+            envelope::write(&mut out, Type::Recovery, &recovery)
         } else {
             write(out, &recovery)
         }

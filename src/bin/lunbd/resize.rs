@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use lunbd::engine::{ResizeRequest, Resized};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 
+use crate::envelope::{self, Type};
 use crate::{arguments, attach, exit, progress::Progress, recover};
 
 pub(crate) fn run(engine: &Engine, what: arguments::Resize, json: bool) -> Result<ExitCode> {
@@ -42,7 +43,7 @@ fn nothing() -> Error {
 fn show(resized: &Resized, json: bool) -> ExitCode {
     exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, resized)
+            envelope::write(&mut out, Type::Resize, resized)
         } else {
             write(out, resized)
         }

@@ -7,6 +7,7 @@ use lunbd::iscsi::{IscsiSession, SessionFacts};
 use lunbd::{Result, Roots};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::{exit, table};
 
 #[derive(Serialize)]
@@ -23,7 +24,7 @@ pub(crate) fn run(json: bool) -> Result<ExitCode> {
     Ok(exit::print(|mut out| {
         if json {
             let sessions = &sessions;
-            exit::write_json(&mut out, &Sessions { sessions })
+            envelope::write(&mut out, Type::Sessions, &Sessions { sessions })
         } else {
             write(out, &sessions)
         }

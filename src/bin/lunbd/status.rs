@@ -11,6 +11,8 @@ use lunbd::engine::{Condition, InventoryUnit, VolumeStatus};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
+use crate::in_seconds::InSeconds;
 use crate::list::{self, Listed};
 use crate::{arguments, attach, exit, recover, table};
 
@@ -37,7 +39,7 @@ struct Status {
 struct Waiting {
     #[serde(flatten)]
     what: Failing,
-    /// `None` where the step waits for a change.
+    /// `None` if the step waits for a change.
     next_try_seconds: Option<f64>,
 }
 
@@ -56,7 +58,7 @@ impl Waiting {
 struct Volume {
     #[serde(flatten)]
     found: VolumeStatus,
-    /// The unit of the attached device, where that is there.
+    /// The unit of the attached device, if the device is there.
     device: Option<Listed>,
 }
 
@@ -66,11 +68,11 @@ impl Volume {
     }
 }
 
-/// The exit code where a volume is not attached, does not serve I/O or fails, or the
+/// The exit code if a volume is not attached, does not serve I/O or fails, or the
 /// journal has a file that is no record. README.md and `--help` list it.
 const NOT_WHOLE: u8 = 9;
 
-/// Prints the state of the volumes of a journal; exits with [`NOT_WHOLE`] where one is not
+/// Prints the state of the volumes of a journal; exits with [`NOT_WHOLE`] if one is not
 /// as wanted.
 pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Result<ExitCode> {
     let place = what.journal.clone();
@@ -107,7 +109,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
     };
     let printed = exit::print(|mut out| {
         if json {
-            exit::write_json(&mut out, &status)
+            envelope::write(&mut out, Type::Status, &InSeconds(&status))
         } else {
             write(out, &status)
         }

@@ -5,7 +5,7 @@ use std::thread::{self, JoinHandle};
 use lunbd::{Error, ErrorKind, Result};
 
 /// # Errors
-/// `Io` where no thread can be started.
+/// `Io` if no thread can be started.
 pub(crate) fn start<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,

@@ -8,6 +8,7 @@ use lunbd::uevent::{Event, Mode, Notice, UnitAttention};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
+use crate::envelope::{self, Type};
 use crate::exit;
 
 #[derive(Serialize)]
@@ -30,6 +31,15 @@ enum Line<'a> {
         seconds: f64,
         lost: bool,
     },
+}
+
+impl Line<'_> {
+    fn of(&self) -> Type {
+        match self {
+            Self::Event { .. } => Type::Uevent,
+            Self::Lost { .. } => Type::UeventsLost,
+        }
+    }
 }
 
 /// Runs until it is interrupted or its reader goes away.
@@ -58,7 +68,7 @@ pub(crate) fn run(engine: &Engine, json: bool) -> Result<ExitCode> {
         let line = line(&notice, start);
         let mut out = io::stdout().lock();
         let written = if json {
-            exit::write_json(&mut out, &line)
+            envelope::write(&mut out, line.of(), &line)
         } else {
             write(&mut out, &line)
         };

@@ -17,7 +17,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDe
 /// A change counts once no other has followed it for this long: a file that is copied in
 /// parts, or a directory that is replaced, causes several changes.
 const REST: Duration = Duration::from_millis(200);
-/// A change counts after this long even where others keep following.
+/// A change counts after this long even if others keep following.
 const LONGEST_REST: Duration = Duration::from_secs(5);
 /// The kernel's own limit of links in a path (`MAXSYMLINKS`).
 const MOST_LINKS: usize = 40;
@@ -57,8 +57,8 @@ impl FileWatch {
     /// Starts a watch, which reports every change from now on.
     ///
     /// # Errors
-    /// `InvalidInput` where the path names no file; `NotPermitted` where its directory
-    /// cannot be read; `Io` where this user may watch no more directories.
+    /// `InvalidInput` if the path names no file; `NotPermitted` if its directory
+    /// cannot be read; `Io` if this user may watch no more directories.
     pub(crate) fn of(path: &Path) -> Result<Self> {
         if path.file_name().is_none() {
             let message = format!("{} is no file", path.display());
@@ -81,7 +81,7 @@ impl FileWatch {
     /// `again_after` has passed.
     ///
     /// # Errors
-    /// `Io` where the file can no longer be watched.
+    /// `Io` if the file can no longer be watched.
     pub(crate) fn wait(&mut self, again_after: Option<Duration>) -> Result<()> {
         let mut changed: Option<Instant> = None;
         let mut is_open = false;
@@ -202,7 +202,7 @@ impl FileWatch {
 
     fn follow_file(&mut self) {
         let events = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MODIFY;
-        // Where the file cannot be watched itself, its directory reports the changes.
+        // If the file cannot be watched itself, its directory reports the changes.
         let file = self.inotify.add_watch(&self.path, events).ok();
         if let Some(old) = self.file.filter(|_| self.file != file) {
             let _gone_with_the_file = self.inotify.rm_watch(old);

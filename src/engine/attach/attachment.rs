@@ -1,15 +1,14 @@
 //! The result of an attach.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use crate::engine::timing::Phase;
-use crate::error::Error;
+use crate::error::MissingPath;
 use crate::id::{BackendId, ContentName, DevNo, DiskSeq, Hctl, NbdIndex, Source};
 use crate::iscsi::UnmetSetting;
 use crate::nbd::TlsInfo;
 use crate::scsi::{AccessState, Identity};
-use crate::transport::{RouteKind, RouteUnavailable};
+use crate::transport::RouteKind;
 use crate::uevent::Settled;
 
 /// An attached device. Every value was read back from the system.
@@ -106,35 +105,6 @@ pub struct UnitPath {
     pub unmet_settings: Vec<UnmetSetting>,
     /// Whether this call brought the path.
     pub changed: bool,
-}
-
-/// A requested path that is not there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct MissingPath {
-    /// The route that the path would take.
-    pub via: RouteKind,
-    /// Why it is missing.
-    pub why: String,
-}
-
-impl MissingPath {
-    pub(in crate::engine) fn of_route(via: RouteKind, why: &RouteUnavailable) -> Self {
-        let why = why.to_string();
-        Self { via, why }
-    }
-
-    pub(in crate::engine) fn of_error(via: RouteKind, error: &Error) -> Self {
-        let why = format!("{error:#}");
-        Self { via, why }
-    }
-}
-
-impl fmt::Display for MissingPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.via, self.why)
-    }
 }
 
 impl Attachment {

@@ -87,7 +87,8 @@ impl Engine {
     /// `NotSupported` where a map is required and there is no multipathd; `Unreachable`
     /// where multipathd closed the connection twice; `Refused` where a map is required and
     /// multipathd makes none of these paths, or one of them is in use; `IdentityMismatch`
-    /// where a path is in the map of another unit; `TimedOut` at stage `map`.
+    /// where a path is in the map of another unit, or the map holds a path to one;
+    /// `TimedOut` at stage `map`.
     pub(super) fn wait_for_map(
         &self,
         map_waiter: MapWaiter,
@@ -120,7 +121,7 @@ impl Engine {
         }
         let mut told = false;
         let map = loop {
-            match self.map_of_paths(paths, &mut answers.refused, identity)? {
+            match Self::map_of_paths(paths, &mut answers.refused, identity)? {
                 MapSearch::Whole(map) => break map,
                 MapSearch::None if !answers.delayed => {
                     match &daemon {
@@ -163,6 +164,7 @@ impl Engine {
                 MapSearch::None => return Err(timed_out("there is no map", deadline)),
             }
         };
+        self.refuse_other_units_below(&map, paths, identity, deadline)?;
         // Uses a barrier, since the event that made the map may precede the watch.
         let mode = self.hub().mode();
         let dir = map.disk().dir();
@@ -203,7 +205,6 @@ impl Engine {
     /// The map over these paths. It need not hold the paths that multipathd refused. A
     /// refused path that the map holds nevertheless is taken out of `refused`.
     fn map_of_paths(
-        &self,
         paths: &[ProbedPath],
         refused: &mut BTreeMap<String, Error>,
         identity: &Identity,
@@ -229,16 +230,9 @@ impl Engine {
                     map.uuid()
                 );
                 let error = Error::new(ErrorKind::IdentityMismatch, message);
-                return Err(error.at(Stage::Map));
+                return Err(error.at(Stage::Map).with_found(&identity.names));
             }
             whole = Some(map);
-        }
-        // multipathd makes one map of all disks with the same name, even one that is not
-        // unique or that a setting takes from another property.
-        if let Some(map) = &whole
-            && (identity.is_weak() || !map.wwid().is_some_and(|name| identity.is(&name)))
-        {
-            self.refuse_other_units_below(map, paths, identity)?;
         }
         Ok(match whole {
             Some(map) if outside => {
@@ -251,32 +245,50 @@ impl Engine {
         })
     }
 
-    /// Refuses a map that holds a disk of another unit.
+    /// Refuses a map that holds a disk of another unit: what the kernel scanned there, or
+    /// what answers there now, since the array has given the address to another volume.
+    /// multipathd keeps such a path, and the map would read and write there. Each path that
+    /// the caller has not named is asked who it is.
     ///
     /// # Errors
-    /// `IdentityMismatch`, naming a disk that no unique name proves to be this unit's.
+    /// `IdentityMismatch`, naming the disk.
     fn refuse_other_units_below(
         &self,
         map: &Map,
         paths: &[ProbedPath],
         identity: &Identity,
+        deadline: Deadline,
     ) -> Result<()> {
         let ours: Vec<ScsiDevice> = paths.iter().map(|path| path.device.clone()).collect();
+        // multipathd makes one map of all disks that have one name for it: also where that
+        // name is not unique, and where a setting takes it from another property.
+        let proves_nothing =
+            identity.is_weak() || !map.wwid().is_some_and(|name| identity.is(&name));
         for disk in map.paths()? {
             let Some(device) = ScsiDevice::of_disk(&disk)? else {
                 continue;
             };
-            if ours.contains(&device)
-                || self.is_path_of(&device, &device.cached_identity()?, identity, &ours)
-            {
+            if ours.contains(&device) {
                 continue;
             }
+            let known = match self.look_at(&device, deadline) {
+                Err(_) if !device.is_there() => continue,
+                known => known.map_err(|error| error.at(Stage::Map))?,
+            };
+            let there = known.identity_now.who_answers();
+            let why = if identity.compare(there).is_different() {
+                format!("which is {there} now: make multipathd drop that path")
+            } else if proves_nothing && !self.is_path_of(&device, there, identity, &ours) {
+                format!(
+                    "and no unique name proves that it is {identity}: give each unit its own \
+                     name (with tgt: scsi_id)"
+                )
+            } else {
+                continue;
+            };
             let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
-            let message = format!(
-                "the map {map} also holds {disk} ({hctl}), and no unique name proves that it is \
-                 {identity}: give each unit its own name (with tgt: scsi_id), or attach without \
-                 a map"
-            );
+            let message =
+                format!("the map {map} also holds {disk} ({hctl}), {why}, or attach without a map");
             return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Map));
         }
         Ok(())

@@ -1,24 +1,22 @@
-//! The way of one NBD attach, from top to bottom.
+//! The steps of one NBD attach, from top to bottom.
 
+mod connect;
 mod content;
 mod existing;
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::deadline::{Backoff, Deadline};
+use self::connect::{Connected, Offer};
+use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment, Unit};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::receivers::{self, Receives};
 use crate::engine::timing::StageTimer;
-use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
-use crate::kernel::{Roots, blockdev};
-use crate::nbd::{
-    self, Connect, Content, Export, ExportFlags, Geometry, Link, NbdDevice, State, TlsInfo,
-};
+use crate::id::{BackendId, ContentName, NbdUri};
+use crate::kernel::blockdev;
+use crate::nbd::{self, Connection, Content, Export, Link, NbdDevice, TlsInfo};
 use crate::uevent::Watch;
 
 impl Engine {
@@ -61,8 +59,8 @@ impl Engine {
         }
     }
 
-    /// Connects a device and proves it; `None` where the kernel did not receive over each
-    /// connection, and the device is disconnected again.
+    /// Connects a device and proves it; `None` if the kernel did not receive over each
+    /// connection, so that the device was disconnected again.
     fn attach_new(
         &self,
         uri: &NbdUri,
@@ -73,21 +71,7 @@ impl Engine {
     ) -> Result<Option<Attachment>> {
         let roots = self.roots();
         timer.enter(Stage::Dial);
-        let dial = || {
-            let request_timeout = request.nbd.timeouts().request;
-            nbd::dial_for_device(uri, Some(request_timeout), deadline)
-        };
-        let first = dial()?;
-        let (export, tls) = (first.export.clone(), first.tls.clone());
-        let mut connections = vec![first];
-        let wanted = usize::from(request.nbd.connections.get());
-        while connections.len() < wanted && export.can_multi_conn() {
-            let next = dial()?;
-            if next.export != export {
-                return Err(content::serves_two());
-            }
-            connections.push(next);
-        }
+        let (connections, export, tls) = dial_all(uri, request, deadline)?;
         let export = if request.nbd.read_only {
             export.made_read_only()
         } else {
@@ -150,7 +134,7 @@ impl Engine {
                 let deadline = deadline.for_rollback();
                 link.shut_down();
                 let index = device.index();
-                // udev's probe of it may be under way: it stands until the last close.
+                // The device stays until its last close, which may be that of udev's probe.
                 let taken_down = nbd::disconnect(roots, index, deadline)
                     .and_then(|()| nbd::wait_until_free(roots, index, &mut watch, deadline));
                 match taken_down {
@@ -165,7 +149,8 @@ impl Engine {
         }
     }
 
-    /// Whether the kernel receives over each connection. Of one alone the settling proves it.
+    /// Whether the kernel receives over each connection. For a single connection the settling
+    /// proves it.
     fn receives(
         &self,
         device: &NbdDevice,
@@ -188,108 +173,6 @@ impl Engine {
             return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve));
         }
         Ok(found.pop())
-    }
-
-    /// Connects the first device that is free, or the one that was asked for.
-    fn connect_free(&self, offer: &Offer<'_>, deadline: Deadline) -> Result<Connected> {
-        if let Some(index) = offer.request.nbd.index {
-            let lock = DeviceLock::take(self.roots(), &index.name(), deadline)?;
-            return self.connect(offer, index, lock, true, deadline);
-        }
-        let mut events = self.hub().watch("block");
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
-        loop {
-            let refused = match self.try_connect_free(offer, deadline)? {
-                Ok(connected) => return Ok(connected),
-                Err(refused) => refused,
-            };
-            // Others are at those that there are, the next to be made among
-            // them; or udev's probes have them open for a moment.
-            self.backends.lock().invalidate();
-            if deadline.has_passed() {
-                let message = "no NBD device is free";
-                let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
-                return Err(match refused {
-                    Some(cause) => error.caused_by(cause),
-                    None => error,
-                });
-            }
-            events.next(deadline.at_most(pauses.pause()));
-        }
-    }
-
-    /// One look at each device. Where none is free, the last refusal.
-    fn try_connect_free(
-        &self,
-        offer: &Offer<'_>,
-        deadline: Deadline,
-    ) -> Result<Result<Connected, Option<Error>>> {
-        let mut refused = None;
-        let candidates = self.backends.lock().candidates(self.roots())?;
-        for index in candidates {
-            let Some(lock) = DeviceLock::try_take(self.roots(), &index.name())? else {
-                continue;
-            };
-            if let Some(device) = NbdDevice::find(self.roots(), index)?
-                && let Some(facts) = device.facts_if_present()?
-                && facts.state(&nbd::Hints::default()) != State::Free
-            {
-                continue;
-            }
-            match self.connect(offer, index, lock, false, deadline) {
-                Ok(connected) => return Ok(Ok(connected)),
-                Err(error) => match nbd::Refusal::of(&error) {
-                    Some(
-                        nbd::Refusal::OpenedByOther
-                        | nbd::Refusal::Connected
-                        | nbd::Refusal::Raced
-                        | nbd::Refusal::GoingDown,
-                    ) => refused = Some(error),
-                    _ => return Err(error),
-                },
-            }
-        }
-        Ok(Err(refused))
-    }
-
-    /// Connects this device. `patient` waits for a probe that has its node open,
-    /// where no other device would do.
-    fn connect(
-        &self,
-        offer: &Offer<'_>,
-        index: NbdIndex,
-        lock: DeviceLock,
-        patient: bool,
-        deadline: Deadline,
-    ) -> Result<Connected> {
-        let roots = self.roots();
-        forget_last_connection(roots, index)?;
-        let before = NbdDevice::find(roots, index)?;
-        let written = before.map_or(Ok(0), |device| device.written())?;
-        // Before the connect, or its event could be missed.
-        let mut watch = self.hub().watch(&index.name());
-        loop {
-            let Err(refused) = offer.connect(index)?.send(roots, deadline) else {
-                break;
-            };
-            // A probe of udev's has the node open for a moment, and that alone
-            // makes the kernel refuse: its close is an event.
-            let open = nbd::Refusal::of(&refused) == Some(nbd::Refusal::OpenedByOther);
-            if !open || !patient {
-                return Err(refused);
-            }
-            nbd::wait_until_closed(roots, index, &mut watch, deadline, refused)?;
-        }
-        let device = NbdDevice::find(roots, index)?.ok_or_else(|| {
-            let message = format!("nbd{index} went away as soon as it was connected");
-            Error::new(ErrorKind::Vanished, message).at(Stage::Connect)
-        })?;
-        Ok(Connected {
-            device,
-            written,
-            watch,
-            _lock: lock,
-        })
     }
 
     fn prove_nbd(
@@ -335,18 +218,52 @@ impl Engine {
     }
 }
 
+/// Dials as many connections as the request wants and the server takes. Also returns what the
+/// first one serves, and its TLS.
+fn dial_all(
+    uri: &NbdUri,
+    request: &AttachRequest,
+    deadline: Deadline,
+) -> Result<(Vec<Connection>, Export, Option<TlsInfo>)> {
+    let dial = || {
+        let request_timeout = request.nbd.timeouts().request;
+        nbd::dial_for_device(uri, Some(request_timeout), deadline)
+    };
+    let first = dial()?;
+    let (export, tls) = (first.export.clone(), first.tls.clone());
+    let mut connections = vec![first];
+    let wanted = usize::from(request.nbd.connections.get());
+    while connections.len() < wanted && export.can_multi_conn() {
+        let next = dial()?;
+        if next.export != export {
+            return Err(content::serves_two());
+        }
+        connections.push(next);
+    }
+    Ok((connections, export, tls))
+}
+
 /// What an attach learned of an export over its connection.
 struct Served {
     content: Option<Vec<ContentName>>,
     tls: Option<TlsInfo>,
 }
 
-/// A later process finds the server of a device by its id, which is the URI, or in the
-/// journal.
+/// Requires that a later process can find the server of the device: in its id, which is
+/// the URI, or in the journal.
 ///
 /// # Errors
-/// `InvalidInput` at stage `resolve` where neither has the whole URI.
+/// `InvalidInput` at stage `resolve` if neither has the whole URI, and if the id is a URI
+/// without TLS of a source with TLS.
 fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) -> Result<()> {
+    let is_plain = |id: NbdUri| uri.uses_tls() && !id.uses_tls();
+    if backend.as_str().parse().is_ok_and(is_plain) {
+        let message = format!(
+            "backend id {backend} is a URI without TLS: a later process would connect a device of \
+             {uri} without TLS"
+        );
+        return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+    }
     let is_given = request.nbd.backend_is_given() || request.is_in_a_journal();
     if is_given || backend.as_str().parse().is_ok_and(|id: NbdUri| id == *uri) {
         return Ok(());
@@ -361,9 +278,9 @@ fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) 
     Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve))
 }
 
-/// Has the kernel send no request longer than the server takes, as the attach
-/// that connected the device may not have come to do. A server that takes no
-/// second client, or does not answer, is not waited for.
+/// Makes the kernel send no request longer than the server takes: the attach that connected
+/// the device may have died before it did that. It does not wait for a server that takes no
+/// second client or does not answer.
 fn limit_as_served(device: &NbdDevice, uri: &NbdUri, timer: &mut StageTimer, deadline: Deadline) {
     const PATIENCE: Duration = Duration::from_secs(5);
     timer.enter(Stage::Dial);
@@ -372,79 +289,6 @@ fn limit_as_served(device: &NbdDevice, uri: &NbdUri, timer: &mut StageTimer, dea
         .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));
     if let Err(error) = limited {
         tracing::warn!(%error, %uri, "requests may be longer than the server accepts");
-    }
-}
-
-/// What a flush of an earlier connection lost is not the next one's: the kernel numbers
-/// the lives of a disk, and a connection is none.
-fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<()> {
-    if let Some(device) = NbdDevice::find(roots, index)?
-        && device.pid()?.is_none()
-    {
-        let failures = FailedFlush::of(roots, device.disk())?;
-        if failures.read()?.is_some() {
-            failures.clear();
-        }
-    }
-    Ok(())
-}
-
-/// A device that was just connected.
-struct Connected {
-    device: NbdDevice,
-    /// What was written to the disk before it was connected.
-    written: u64,
-    watch: Watch,
-    _lock: DeviceLock,
-}
-
-/// What is offered to the kernel.
-struct Offer<'a> {
-    request: &'a AttachRequest,
-    backend: &'a BackendId,
-    export: &'a Export,
-    geometry: Geometry,
-    sockets: Vec<OwnedFd>,
-}
-
-impl Offer<'_> {
-    /// The command, over duplicates: the kernel takes the connections, and we
-    /// keep our end of them to be able to shut them down.
-    fn connect(&self, index: NbdIndex) -> Result<Connect> {
-        let sockets = nbd::duplicate(&self.sockets)?;
-        let timeouts = self.request.nbd.timeouts();
-        Ok(Connect::new(sockets, self.geometry.size, timeouts)
-            .index(index)
-            .block_size(self.geometry.block_size)
-            .server_flags(self.export.flags)
-            .backend(self.backend.clone()))
-    }
-
-    /// What was read back is what was offered.
-    fn compare(&self, attachment: &Attachment) -> Result<()> {
-        let differs = |what: &str, found: &str, expected: &str| {
-            let node = attachment.node.display();
-            let message = format!("{node} has {what} {found}, expected {expected}");
-            Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
-        };
-        if attachment.size != self.geometry.size {
-            let (found, expected) = (attachment.size, self.geometry.size);
-            return differs("size", &found.to_string(), &expected.to_string());
-        }
-        let read_only = self.export.flags.contains(ExportFlags::READ_ONLY);
-        if attachment.read_only != read_only {
-            let found = attachment.read_only.to_string();
-            return differs("read-only", &found, &read_only.to_string());
-        }
-        match &attachment.unit {
-            Unit::Nbd {
-                backend: Some(found),
-                ..
-            } if found != self.backend => {
-                differs("backend id", found.as_str(), self.backend.as_str())
-            }
-            _ => Ok(()),
-        }
     }
 }
 

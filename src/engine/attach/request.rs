@@ -24,6 +24,8 @@ pub struct AttachRequest {
     pub(in crate::engine) claim: Option<UnitClaim>,
     /// A device may be there already from an interrupted attach of the same volume.
     pub(in crate::engine) finishing: bool,
+    /// The journal had the volume, from this source, before this attach.
+    pub(in crate::engine) is_recorded: bool,
     /// The content that the journal recorded for the volume; `None` where that is not known.
     pub(in crate::engine) known_content: Option<Vec<ContentName>>,
     pub(super) observer: Option<StageObserver>,
@@ -42,6 +44,7 @@ impl AttachRequest {
             log_in: None,
             claim: None,
             finishing: false,
+            is_recorded: false,
             known_content: None,
             observer: None,
         }

@@ -1,7 +1,5 @@
 //! The rollback of a failed attach.
 
-use std::time::Duration;
-
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::timing::StageTimer;
@@ -44,7 +42,7 @@ fn remove(
     deadline: Deadline,
 ) -> Result<()> {
     let daemon = Daemon::find(engine.roots())?;
-    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut pauses = Backoff::for_other_process();
     let mut above = None;
     let mut unseen = false;
     loop {

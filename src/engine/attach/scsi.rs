@@ -8,6 +8,7 @@ use crate::engine::attach::multipath_map::UnitMap;
 use crate::engine::attach::rollback;
 use crate::engine::attach::scsi_path::{PathFailure, ProbedPath};
 use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, UnitPath};
+use crate::engine::first_names::FirstNames;
 use crate::engine::iscsi::login::RouteAttempt;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
@@ -80,10 +81,10 @@ impl Engine {
                 (Ok(hctl), _) => ways.push((via, hctl)),
                 (Err(_), Some(error)) if alone => return Err(error),
                 (Err(_), Some(error)) => {
-                    missing.push(MissingPath::of_error(via, &error));
+                    missing.push(MissingPath::new(via, &error));
                     cause = Some(more_severe(cause, error));
                 }
-                (Err(why), None) => missing.push(MissingPath::of_route(via, &why)),
+                (Err(why), None) => missing.push(MissingPath::new(via, &why)),
             }
         }
         // Two sources may name the same path.
@@ -104,7 +105,7 @@ impl Engine {
                     return Err(error);
                 }
                 Err(PathFailure { via, error }) => {
-                    missing.push(MissingPath::of_error(via, &error));
+                    missing.push(MissingPath::new(via, &error));
                     cause = Some(more_severe(cause, error));
                 }
             }
@@ -242,7 +243,7 @@ impl Engine {
             failed_flush::purge_stale(roots, &identity.names, true);
         }
         let (how, links) = settled;
-        Ok(Attachment {
+        let attachment = Attachment {
             source: request.source.clone(),
             node: disk.node(roots),
             devno: disk.devno(),
@@ -260,7 +261,13 @@ impl Engine {
                 map: map.map(|(map, _)| map.name().to_owned()),
                 no_map: why_none,
             },
-        })
+        };
+        for path in &unit.paths {
+            if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
+                first.keep(&path.identity);
+            }
+        }
+        Ok(attachment)
     }
 
     /// Replaces each path by an older alias: where the unit is also at another LUN of the
@@ -376,7 +383,7 @@ impl PathSet {
         let mut first = Ok(());
         for (path, error) in failures {
             if enough {
-                let missing = MissingPath::of_error(path.via.clone(), &error);
+                let missing = MissingPath::new(path.via.clone(), &error);
                 self.missing.push(missing);
             } else {
                 // The rollback removes it with the others.
@@ -397,7 +404,8 @@ impl PathSet {
                     "the paths lead to different units: {} says that it is {}, {} that it is {}",
                     first.via, first.identity, path.via, path.identity
                 );
-                return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+                let error = Error::new(ErrorKind::IdentityMismatch, message);
+                return Err(error.at(Stage::Identify).with_found(&path.identity.names));
             }
         }
         Ok(first.identity.clone())
@@ -474,13 +482,13 @@ fn require_paths(
     if found >= wanted {
         return Ok(());
     }
-    let missing: Vec<_> = missing.iter().map(ToString::to_string).collect();
+    let words: Vec<_> = missing.iter().map(ToString::to_string).collect();
     let message = format!(
         "{wanted} {} wanted and {found} there; missing: {}",
         if wanted == 1 { "path is" } else { "paths are" },
-        missing.join("; ")
+        words.join("; ")
     );
-    let error = Error::new(ErrorKind::TooFewPaths, message);
+    let error = Error::new(ErrorKind::TooFewPaths, message).with_missing(missing);
     Err(match cause {
         Some(cause) => error
             .at(cause.stage().unwrap_or(Stage::Resolve))
@@ -505,11 +513,12 @@ mod tests {
             hctl: hctl.parse().unwrap(),
         };
         let missing = [("1:0:0:1", &slow), ("2:0:0:1", &none)]
-            .map(|(hctl, error)| MissingPath::of_error(via(hctl), error));
+            .map(|(hctl, error)| MissingPath::new(via(hctl), error));
         let error = require_paths(&request, 1, &missing, Some(slow)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TooFewPaths);
         assert_eq!(error.stage(), Some(Stage::Identify));
         assert_eq!(error.last_seen(), Some("state=running, disk sdb"));
+        assert_eq!(error.missing(), missing);
         assert_eq!(
             format!("{error:#}"),
             "identify: 3 paths are wanted and 1 there; missing: scsi:1:0:0:1: timed out after \

@@ -6,6 +6,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::rollback;
 use crate::engine::attach::{AttachRequest, Multipath};
+use crate::engine::first_names::FirstNames;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::mismatch;
@@ -303,8 +304,8 @@ impl Engine {
 
     /// The name of the unit that the kernel scanned, where another one answers now: an
     /// array gave the address to another volume. It is in the kernel's cache or, where
-    /// some process made the kernel read the names again, in udev's record of the disk's
-    /// first event.
+    /// some process made the kernel read the names again, in the record of the first attach
+    /// or in udev's record of the disk's first event.
     fn earlier_identity(&self, device: &ScsiDevice, found: &FoundDisk) -> Result<Option<String>> {
         let cached = device.cached_identity()?;
         let is_another =
@@ -312,16 +313,27 @@ impl Engine {
         if is_another(&cached) {
             return Ok(Some(cached.to_string()));
         }
-        let born = Identity::of(self.names_in_udev_record(&found.disk)?);
-        Ok(is_another(&born).then(|| born.to_string()))
+        let first = self.first_identity(device, &found.disk)?;
+        Ok(is_another(&first).then(|| first.to_string()))
+    }
+
+    /// The names that a disk had first, as far as they are known: in the record of the
+    /// attach that first returned it, else in udev's record of its first event.
+    pub(in crate::engine) fn first_identity(
+        &self,
+        device: &ScsiDevice,
+        disk: &BlockDevice,
+    ) -> Result<Identity> {
+        let first = FirstNames::of(self.roots(), device.hctl(), disk)?.read()?;
+        if !first.names.is_empty() {
+            return Ok(first);
+        }
+        Ok(Identity::of(self.names_in_udev_record(disk)?))
     }
 
     /// The NAA and EUI-64 names in udev's record of this disk, found by its sequence
     /// number; none before Linux 5.15.
-    pub(in crate::engine) fn names_in_udev_record(
-        &self,
-        disk: &BlockDevice,
-    ) -> Result<BTreeSet<Wwid>> {
+    fn names_in_udev_record(&self, disk: &BlockDevice) -> Result<BTreeSet<Wwid>> {
         let links = udev_record::read_links(self.roots(), disk.devno())?;
         // The record may be of an earlier disk with the same device number.
         let life = disk.diskseq()?;

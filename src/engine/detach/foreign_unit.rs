@@ -53,11 +53,7 @@ impl DetachRun<'_> {
                 Err(error) => return Err(error.at(Stage::Identify)),
             };
             let path = self.engine.look_at(&device, deadline)?;
-            let there = match &path.identity_now {
-                PathIdentity::Live(now)
-                | PathIdentity::Silent(now)
-                | PathIdentity::Replaced { now, .. } => now,
-            };
+            let there = path.identity_now.who_answers();
             match self.unit.compare(there) {
                 Comparison::Same(Strength::Strong) => continue,
                 Comparison::Unknown if !self.unit.differs_beside_its_names(there) => continue,
@@ -69,7 +65,8 @@ impl DetachRun<'_> {
                  that it is a path of this unit: nothing was written to the map or removed; \
                  make multipathd drop that path first"
             );
-            return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+            let error = Error::new(ErrorKind::IdentityMismatch, message);
+            return Err(error.at(Stage::Identify).with_found(&there.names));
         }
         Ok(())
     }
@@ -128,7 +125,8 @@ pub(super) fn refuse_map_of_another(
              have the array give {hctl} back to {name} and detach again, or abandon unwritten \
              data: dmsetup wipe_table --noflush --nolockfs {map}, then dmsetup remove {map}"
         );
-        return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+        let error = Error::new(ErrorKind::IdentityMismatch, message);
+        return Err(error.at(Stage::Identify).with_found(&scanned.names));
     }
     Ok(())
 }
@@ -254,6 +252,7 @@ mod tests {
             if let Err(error) = done {
                 assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
                 assert!(error.to_string().contains("sdc (2:0:0:4)"), "{error}");
+                assert_eq!(error.found(), [ANOTHERS]);
             }
         }
     }
@@ -276,6 +275,7 @@ mod tests {
         let done = run.remove_present(&mut timer, soon);
         let error = done.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+        assert_eq!(error.found(), [ANOTHERS]);
         for said in [OURS, ANOTHERS, "the map m", "sdb (1:0:0:4)"] {
             assert!(error.to_string().contains(said), "{error}");
         }

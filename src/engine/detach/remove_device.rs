@@ -4,6 +4,7 @@
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::receipt::Flush;
+use crate::engine::first_names;
 use crate::engine::timing::StageTimer;
 use crate::engine::usage::claim::Claim;
 use crate::engine::usage::failed_flush::FailedFlush;
@@ -24,7 +25,7 @@ impl Engine {
     ) -> Result<Flush> {
         let Some(disk) = device.disk()? else {
             timer.enter(Stage::Delete);
-            scsi::delete(device, &self.scheduler, watch, deadline)?;
+            self.delete_bare(device, watch, deadline)?;
             return Ok(Flush::NoDisk);
         };
         let claimed = self.claim_and_flush(&disk, false, watch, timer, deadline)?;
@@ -47,7 +48,7 @@ impl Engine {
         let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
         let Some(disk) = device.disk()? else {
             timer.enter(Stage::Delete);
-            scsi::delete(device, &self.scheduler, watch, deadline)?;
+            self.delete_bare(device, watch, deadline)?;
             return Ok(flush);
         };
         timer.enter(Stage::Claim);
@@ -57,11 +58,11 @@ impl Engine {
         Ok(flush)
     }
 
-    /// Deletes a device that had no disk when the caller looked at it.
+    /// Deletes a device that had no disk when the caller looked at it, and that has no user.
     ///
     /// # Errors
     /// `Vanished` where its disk has appeared since, which is not claimed: nothing is
-    /// done. Else those of a delete.
+    /// done. `InUse`, which names the users. Else those of a delete.
     pub(in crate::engine) fn delete_bare(
         &self,
         device: &ScsiDevice,
@@ -72,6 +73,8 @@ impl Engine {
             let message = format!("{} is now the disk of {}", disk.name(), device.hctl());
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
         }
+        self.refuse_users_of_bare(device, deadline)?;
+        first_names::forget(self.roots(), device.hctl());
         scsi::delete(device, &self.scheduler, watch, deadline)
     }
 
@@ -88,6 +91,7 @@ impl Engine {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let removed_device = uevent::RemovedDevice::of(roots, disk)?;
         let lost = FailedFlush::of(roots, disk)?;
+        first_names::forget(roots, device.hctl());
         scsi::delete(device, &self.scheduler, watch, deadline)?;
         drop(held);
         lost.clear();

@@ -43,7 +43,7 @@ impl Engine {
     ) -> Result<()> {
         let (daemon, request, replaced) = run;
         let how = (request.abandon, replaced.is_some());
-        self.remove_partition_maps(map, how, watch, timer, deadline)?;
+        self.remove_partition_maps(map, how, watch, receipt, timer, deadline)?;
         timer.enter(Stage::Claim);
         let claim = self.claim(map.disk(), request.abandon, watch, deadline)?;
         let flushed = if let Some(replaced) = replaced {
@@ -52,10 +52,11 @@ impl Engine {
             timer.enter(Stage::Flush);
             self.write_map_back(map, &claim, daemon, receipt, deadline)
         };
-        receipt.flush = Some(match flushed {
+        let flushed = match flushed {
             Err(error) if request.abandon => Flush::Abandoned(error.to_string()),
             flushed => flushed?,
-        });
+        };
+        receipt.flush.get_or_insert(flushed);
         // The kernel cannot remove an open map; it reports an opener that comes after
         // this.
         drop(claim);
@@ -75,12 +76,14 @@ impl Engine {
     }
 
     /// Removes the maps of the map's partitions, after each of them is claimed and
-    /// flushed.
+    /// flushed. Their pages are their own, and the flush of the map does not write them. So
+    /// `receipt` gets the outcome of a flush that was not done.
     fn remove_partition_maps(
         &self,
         map: &Map,
         (abandon, replaced): (bool, bool),
         watch: &mut Watch,
+        receipt: &mut MapReceipt,
         timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<()> {
@@ -94,7 +97,10 @@ impl Engine {
             let claim = self.claim(part.disk(), abandon && !replaced, watch, deadline)?;
             if !replaced {
                 timer.enter(Stage::Flush);
-                self.write_back(&claim, part.disk(), abandon, deadline)?;
+                let flush = self.write_back(&claim, part.disk(), abandon, deadline)?;
+                if flush != Flush::Done {
+                    receipt.flush.get_or_insert(flush);
+                }
             }
             claimed.push((part, claim));
         }
@@ -259,7 +265,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let mut watch = self.hub().watch(map.disk().name());
-        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        let mut pauses = Backoff::for_other_process();
         while map.is_there() {
             match map.paths() {
                 Ok(paths) if paths.is_empty() => {}

@@ -9,6 +9,7 @@ use crate::engine::detach::foreign_unit::{
 };
 use crate::engine::detach::receipt::{Flush, MapReceipt, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
+use crate::engine::first_names;
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
@@ -47,6 +48,8 @@ impl DetachRun<'_> {
         for path in &paths {
             self.enter_into_receipt(path)?;
         }
+        timer.enter(Stage::Claim);
+        self.refuse_users_of_bare(&paths, deadline)?;
         if let Some(map) = map {
             let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
             refuse_map_of_another(&map, &paths, &below)?;
@@ -71,8 +74,12 @@ impl DetachRun<'_> {
             });
         }
         for one in &mut claimed {
-            self.drop_from_multipathd(&one.path, deadline);
             one.claim = self.claim(one, deadline)?;
+        }
+        // A refused claim leaves multipathd as it was. Under the claims multipathd cannot
+        // make a map of these paths.
+        for one in &claimed {
+            self.drop_from_multipathd(&one.path, deadline);
         }
         timer.enter(Stage::Flush);
         self.flush_all(&claimed, deadline)?;
@@ -101,6 +108,20 @@ impl DetachRun<'_> {
         NotLookedAt::note(&mut self.receipt.not_looked_at, &looked.not_looked_at());
         looked.refuse_writers(self.engine)?;
         Ok(looked)
+    }
+
+    /// Looks at the users of the paths that have no disk, and so no claim, before anything
+    /// is changed.
+    ///
+    /// # Errors
+    /// `InUse`, which names the users.
+    fn refuse_users_of_bare(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<()> {
+        let stays = |path: &&KnownPath| path.disk.is_none() && !path.is_being_removed;
+        for path in paths.iter().filter(stays) {
+            let unseen = self.engine.refuse_users_of_bare(&path.device, deadline)?;
+            NotLookedAt::note(&mut self.receipt.not_looked_at, &unseen);
+        }
+        Ok(())
     }
 
     /// The map over these paths, else the map that the caller named, else a map that has
@@ -346,7 +367,7 @@ impl DetachRun<'_> {
     /// gone.
     pub(super) fn wait_for_removals(&mut self, deadline: Deadline) -> Result<Vec<String>> {
         let patience = deadline.at_most(LEAVING_LIMIT);
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        let mut pauses = Backoff::for_kernel_state();
         let (roots, scheduler) = (self.engine.roots(), &self.engine.scheduler);
         let mut leaving = self.engine.units.lock().leaving(roots)?;
         if leaving.is_empty() {
@@ -408,6 +429,9 @@ impl DetachRun<'_> {
     pub(in crate::engine) fn read_back(&mut self) {
         for (device, path) in self.devices.iter().zip(&mut self.receipt.paths) {
             path.gone = !device.is_there();
+            if path.gone {
+                first_names::forget(self.engine.roots(), path.hctl);
+            }
         }
     }
 }

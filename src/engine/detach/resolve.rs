@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::request::DetachTarget;
+use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, Hctl, NbdIndex, Source, Wwid};
+use crate::id::{BackendId, DevNo, Hctl, NbdIndex, Source, Wwid};
 use crate::kernel::blockdev::{self, BlockDevice};
+use crate::kernel::worker;
 use crate::multipath::Map;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
@@ -43,10 +45,15 @@ pub(in crate::engine) enum Resolved {
 
 impl Engine {
     /// Resolves a target.
+    ///
+    /// # Errors
+    /// `NotFound` and `InvalidInput`; `TimedOut` where the path of a node leads to a file
+    /// server that does not answer; all at stage `resolve`.
     pub(in crate::engine) fn find(
         &self,
         target: &DetachTarget,
         backend: Option<BackendId>,
+        deadline: Deadline,
     ) -> Result<Resolved> {
         match target {
             DetachTarget::Source(source @ Source::Nbd(_)) => {
@@ -61,7 +68,7 @@ impl Engine {
                     ..ResolvedUnit::default()
                 }))
             }
-            DetachTarget::Device(path) => self.behind(path),
+            DetachTarget::Device(path) => self.behind(path, deadline),
             DetachTarget::Unit(name) => Ok(Resolved::Scsi(ResolvedUnit {
                 name: Some(name.clone()),
                 ..ResolvedUnit::default()
@@ -85,15 +92,27 @@ impl Engine {
             .collect())
     }
 
+    /// The number of the device that a path leads to. The path is any path of the caller's,
+    /// and a walk of it can wait for a file server.
+    fn devno_at(&self, path: &Path, deadline: Deadline) -> Result<DevNo> {
+        let what = format!("{} to lead to a device", path.display());
+        let last_seen = || "a file system on the way does not answer".to_owned();
+        let (roots, path) = (self.roots().clone(), path.to_owned());
+        let look = move || {
+            worker::run_with_own_fd_table(Stage::Resolve, move || blockdev::devno_at(&roots, &path))
+        };
+        worker::run(Stage::Resolve, &what, deadline, last_seen, look)
+    }
+
     /// The device behind a node.
-    fn behind(&self, path: &Path) -> Result<Resolved> {
+    fn behind(&self, path: &Path, deadline: Deadline) -> Result<Resolved> {
         let at = |error: Error| error.at(Stage::Resolve);
         let not_found = || {
             let message = "there is no device: to prove that a disk is gone, name its source or \
                            its unit";
             at(Error::new(ErrorKind::NotFound, message).with_path(path))
         };
-        let devno = blockdev::devno_at(self.roots(), path).map_err(at)?;
+        let devno = self.devno_at(path, deadline).map_err(at)?;
         let disk = BlockDevice::of(self.roots(), devno).map_err(at)?;
         let disk = disk.ok_or_else(not_found)?;
         if disk.is_partition() {

@@ -1,7 +1,6 @@
 //! The steps of a SCSI detach: the map, then every path, in the order that loses no data.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
@@ -203,7 +202,8 @@ impl Engine {
                     first.device.hctl(),
                     first.identity_now.of()
                 );
-                return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify));
+                let error = Error::new(ErrorKind::IdentityMismatch, message);
+                return Err(error.at(Stage::Identify).with_found(&identity.names));
             }
             first.get_or_insert(path);
             names.extend(identity.names.iter().cloned());
@@ -235,7 +235,7 @@ fn retry_until_gone(
     timer: &mut StageTimer,
     deadline: Deadline,
 ) -> Result<()> {
-    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+    let mut pauses = Backoff::for_other_process();
     loop {
         match run.remove_present(timer, deadline) {
             Ok(false) => break,

@@ -1,25 +1,23 @@
 //! The logins of an attach: where there is no session, through every portal at once.
 
+mod new_session;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
+use self::new_session::{NewSession, log_in};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Multipath};
-use crate::engine::iscsi::sessions::{
-    destroy_abandoned, end_if_down, end_if_unused, end_unused_best_effort, login_lock_name, share,
-};
+use crate::engine::iscsi::sessions::{end_if_down, end_if_unused, end_unused_best_effort, share};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
-use crate::iscsi::{self, IscsiSession, SessionName, SessionOptions};
+use crate::iscsi::{IscsiSession, SessionName, SessionOptions};
 use crate::kernel::Roots;
+use crate::kernel::threads;
 use crate::multipath::Daemon;
 use crate::transport::{MissingReason, Route, RouteKind, RouteUnavailable};
 
@@ -92,58 +90,6 @@ impl Sessions {
             if let Err(error) = end_if_unused(roots, &session, deadline) {
                 tracing::warn!(session = %session.id(), %error, "a session is left");
             }
-        }
-    }
-}
-
-/// A session that was just made; its attach may have ended by now.
-#[derive(Debug)]
-struct NewSession {
-    roots: Roots,
-    session: IscsiSession,
-    is_kept: bool,
-}
-
-impl NewSession {
-    fn keep(mut self) -> IscsiSession {
-        self.is_kept = true;
-        self.session.clone()
-    }
-}
-
-impl Drop for NewSession {
-    /// Ends the session: no attach waits for it any more.
-    fn drop(&mut self) {
-        if self.is_kept {
-            return;
-        }
-        let (roots, session) = (self.roots.clone(), self.session.clone());
-        let end = move |limit| {
-            if let Err(error) = end_if_unused(&roots, &session, Deadline::after(limit)) {
-                tracing::warn!(session = %session.id(), %error, "a session is left");
-            }
-        };
-        spawn_or_run(thread::Builder::new().name("lunbd-logout".to_owned()), end);
-    }
-}
-
-/// Runs `end` on a detached thread and passes it its time limit; on the calling thread,
-/// with a short limit, where no thread can be started.
-fn spawn_or_run(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'static) {
-    const SPAWNED_LIMIT: Duration = Duration::from_secs(30);
-    const CALLERS_LIMIT: Duration = Duration::from_secs(3);
-    let end = Arc::new(Mutex::new(Some(end)));
-    let take = |end: &Mutex<Option<_>>| end.lock().take();
-    let theirs = Arc::clone(&end);
-    let run = move || {
-        if let Some(end) = take(&theirs) {
-            end(SPAWNED_LIMIT);
-        }
-    };
-    if let Err(error) = thread.spawn(run) {
-        tracing::warn!(%error, "a thread cannot be started: the caller waits");
-        if let Some(end) = take(&end) {
-            end(CALLERS_LIMIT);
         }
     }
 }
@@ -405,11 +351,8 @@ impl Engine {
             // Without a receiver the new session is dropped and so ended.
             let _ = told.send((name, made));
         };
-        let thread = thread::Builder::new().name("lunbd-login".to_owned());
-        thread.spawn(run).map(drop).map_err(|error| {
-            let message = format!("cannot start a thread: {error}");
-            Error::new(ErrorKind::Io, message).at(Stage::Login)
-        })
+        let started = threads::start("lunbd-login", run);
+        started.map(drop).map_err(|error| error.at(Stage::Login))
     }
 }
 
@@ -453,45 +396,6 @@ fn portals_of(source: &Source) -> usize {
         Source::Iscsi(uri) => uri.portals().len(),
         _ => 1,
     }
-}
-
-/// Makes one session; returns `None` where another process has made it meanwhile.
-fn log_in(
-    roots: &Roots,
-    name: &SessionName,
-    options: &SessionOptions,
-    deadline: Deadline,
-) -> Result<Option<NewSession>> {
-    let alone = DeviceLock::take(roots, &login_lock_name(name), deadline)?;
-    let alone = destroy_abandoned(roots, alone, deadline)?;
-    if find(roots, name)? {
-        return Ok(None);
-    }
-    let connection = iscsi::connect(name, options, deadline)?;
-    let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
-        // The kernel still works on it, maybe with no process left to see it end.
-        Err(error) if error.kind().is_timeout_or_cancel() => {
-            alone.abandon();
-            return Err(error);
-        }
-        made => made?,
-    };
-    Ok(Some(NewSession {
-        roots: roots.clone(),
-        session: IscsiSession::new(roots, made.id),
-        is_kept: false,
-    }))
-}
-
-/// Whether a session of this name serves I/O, no matter which program made it.
-fn find(roots: &Roots, name: &SessionName) -> Result<bool> {
-    for session in IscsiSession::all(roots)? {
-        let is_it = session.name()?.as_ref() == Some(name);
-        if is_it && session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 #[cfg(test)]

@@ -233,7 +233,7 @@ pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
     let was: Vec<String> = own.names.iter().map(ToString::to_string).collect();
     let (volume, was) = (own.volume, was.join(", "));
     let message = format!("volume {volume} is unit {was}, but its source now leads to {found}");
-    Err(refusal(ErrorKind::IdentityMismatch, message))
+    Err(refusal(ErrorKind::IdentityMismatch, message).with_found(&found.names))
 }
 
 /// # Errors

@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
 
@@ -46,7 +45,7 @@ impl DeviceLock {
 
     fn take_as(roots: &Roots, name: &str, shared: bool, deadline: Deadline) -> Result<Self> {
         let path = Self::path(roots, name);
-        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
+        let mut pauses = Backoff::for_lock();
         loop {
             if let Some(lock) = Self::try_at(&path, shared)? {
                 return Ok(lock);
@@ -88,7 +87,7 @@ impl DeviceLock {
     /// As [`take`](Self::take).
     pub(in crate::engine) fn wait(roots: &Roots, name: &str, deadline: Deadline) -> Result<()> {
         let path = Self::path(roots, name);
-        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(500));
+        let mut pauses = Backoff::for_other_process();
         while Self::is_held(roots, name)? {
             if deadline.has_passed() {
                 return Err(not_free(&path, name, deadline));
@@ -235,6 +234,8 @@ impl Drop for DeviceLock {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::error::ErrorKind;
 

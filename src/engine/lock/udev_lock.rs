@@ -19,7 +19,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// not keep a disk from being detached.
 pub(in crate::engine) fn keep_udev_away(disk: &File, deadline: Deadline) {
     let limit = deadline.half().at_most(LONGEST);
-    let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
+    let mut pauses = Backoff::for_lock();
     while let Err(TryLockError::WouldBlock) = disk.try_lock() {
         if limit.has_passed() {
             tracing::debug!("udev still reads the disk");

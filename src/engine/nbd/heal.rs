@@ -39,7 +39,7 @@ impl Engine {
     /// that the caller gave. Linux 5.14, for backend ids.
     ///
     /// # Errors
-    /// Where sysfs cannot be read; the failure of one device is its
+    /// If sysfs cannot be read; the failure of one device is its
     /// [`HealOutcome::Failed`].
     pub fn heal(&self, deadline: Deadline) -> Result<Vec<HealReport>> {
         telemetry::measured(Call::Heal, || {
@@ -64,7 +64,8 @@ impl Engine {
     /// the timeouts that the options set, and keeps the others.
     ///
     /// # Errors
-    /// `NotFound` if no device has its backend id; `InvalidInput` if it is no NBD source.
+    /// `NotFound` if no device has its backend id; `InvalidInput` if it is no NBD source;
+    /// `InUse` if the device is known to use TLS and the source does not.
     pub fn heal_source(
         &self,
         source: &Source,
@@ -97,6 +98,7 @@ impl Engine {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
+        self.require_no_less_tls(&device, uri, &backend)?;
         let reconnect = NbdReconnect::new(device, uri.clone(), backend, options.timeouts);
         Ok(ReconnectHandle(
             reconnect.with_content(options.content_rule()),
@@ -244,7 +246,7 @@ impl Healer<'_> {
     /// up to 2 s. The result is empty if the deadline passes without a report.
     ///
     /// # Errors
-    /// Where sysfs cannot be read.
+    /// If sysfs cannot be read.
     pub fn next(&mut self, deadline: Deadline) -> Result<Vec<HealReport>> {
         /// A link that dies meanwhile waits no longer than this.
         const TURN: Duration = Duration::from_secs(5);

@@ -80,7 +80,7 @@ pub struct HealReport {
         feature = "serde",
         serde(
             rename = "budget_left_seconds",
-            serialize_with = "crate::engine::timing::as_seconds_if_any"
+            serialize_with = "crate::deadline::as_seconds"
         )
     )]
     pub budget_left: Option<Duration>,

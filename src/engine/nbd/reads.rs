@@ -57,7 +57,7 @@ impl NbdReads {
     /// returned by `deadline`.
     ///
     /// # Errors
-    /// Where no thread can be started.
+    /// If no thread can be started.
     pub(in crate::engine) fn start<T: Send + 'static>(
         &self,
         device: &NbdDevice,

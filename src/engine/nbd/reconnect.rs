@@ -319,6 +319,7 @@ impl NbdReconnect {
                     | ErrorKind::TimedOut
                     | ErrorKind::NotFound
                     | ErrorKind::NotReady
+                    | ErrorKind::Quarantined
                     | ErrorKind::Io
             );
             if !may_come {

@@ -111,7 +111,9 @@ fn is_another(index: NbdIndex, has: &[u8], new: &[u8]) -> Error {
         spelt_content(&nbd::content_names(new)),
         spelt_content(&nbd::content_names(has)),
     );
-    Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify)
+    Error::new(ErrorKind::IdentityMismatch, message)
+        .at(Stage::Identify)
+        .with_found(&nbd::content_names(new))
 }
 
 fn unread(index: NbdIndex, error: u32) -> Error {
@@ -160,6 +162,12 @@ mod tests {
         // the cache of that connection alone.
         assert_eq!(judge(&one, &again, &one, true), Verdict::Other);
         assert_eq!(judge(&one, &again, &one, false), Verdict::Same);
+    }
+
+    #[test]
+    fn the_error_has_the_names_of_the_volume_on_the_new_connection() {
+        let error = is_another("7".parse().unwrap(), &ext4(1, 1), &ext4(2, 1));
+        assert_eq!(error.found(), ["fs.02020202-0202-0202-0202-020202020202"]);
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl Engine {
             Ok(Presence::Present) => {
                 let limit = answer_limit(deadline);
                 let now = scsi::read_identity(roots, scheduler, device, &disk, limit)?;
-                let Some(earlier) = self.proven_earlier_identity(&was, &disk, &now)? else {
+                let Some(earlier) = self.proven_earlier_identity(&was, device, &disk, &now)? else {
                     return Ok(match was.compare(&now) {
                         Comparison::Different(why) => LunCheck::Unproven {
                             disk: Some(disk),
@@ -185,19 +185,20 @@ impl Engine {
     }
 
     /// The unit that the kernel scanned, where `now` is certainly another one: from the
-    /// kernel's copy or, where some process made the kernel read that again, from udev's
-    /// record of the disk's first event.
+    /// kernel's copy or, where some process made the kernel read that again, from the names
+    /// that the disk had first.
     fn proven_earlier_identity(
         &self,
         cached: &Identity,
+        device: &ScsiDevice,
         disk: &BlockDevice,
         now: &Identity,
     ) -> Result<Option<Identity>> {
         if cached.compare(now).is_proven_different() {
             return Ok(Some(cached.clone()));
         }
-        let born = Identity::of(self.names_in_udev_record(disk)?);
-        Ok(born.compare(now).is_proven_different().then_some(born))
+        let first = self.first_identity(device, disk)?;
+        Ok(first.compare(now).is_proven_different().then_some(first))
     }
 
     /// Asks the target for its list of LUNs through its other devices, until one returns

@@ -166,9 +166,10 @@ impl Engine {
         }
     }
 
-    /// Writes back a path whose writes all went through its map. A failure here loses nothing
-    /// and is not recorded. An earlier failed flush of the path itself was not the map's, and
-    /// counts.
+    /// Writes back a path that was below its map, whose flush is done. A failed flush of the
+    /// unit's cache loses nothing here and is not recorded. Pages that a process wrote to the
+    /// path beside the map, and an earlier failed flush of the path itself, were not the
+    /// map's, and count.
     ///
     /// # Errors
     /// `Io` if there was such an earlier failure, without `abandon`.
@@ -182,24 +183,34 @@ impl Engine {
         let Claim::Held(file) = claim else {
             return self.write_back(claim, disk, abandon, deadline);
         };
+        let lost = FailedFlush::of(self.roots(), disk)?;
         match FailedFlush::read_of(self.roots(), disk)? {
             Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
             Some(earlier) => return Err(failed_flush::refuse(disk, &earlier)),
             None => {}
         }
         let (file, own, roots) = (Arc::clone(file), disk.clone(), self.roots().clone());
+        let written = move |file: &File| match own.write_pages(&roots, file) {
+            Err(error) if error.kind() == ErrorKind::Io => {
+                lost.set(&error);
+                Err(error)
+            }
+            _ => Ok(own.flush(&roots, file)),
+        };
         let flushed = run(
             self.lane_of(disk),
             Stage::Flush,
             &format!("{} to write back", disk.name()),
             deadline,
             || disk.describe(),
-            move || worker::run_with_own_fd_table_and(file, |file| own.flush(&roots, file)),
+            move || worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
         );
-        Ok(flushed.map_or_else(
-            |error| Flush::ThroughMap(error.to_string()),
-            |()| Flush::Done,
-        ))
+        match flushed {
+            Ok(Ok(Ok(()))) => Ok(Flush::Done),
+            Ok(Ok(Err(error))) | Err(error) => Ok(Flush::ThroughMap(error.to_string())),
+            Ok(Err(lost)) if abandon => Ok(Flush::Abandoned(lost.to_string())),
+            Ok(Err(lost)) => Err(lost.at(Stage::Flush)),
+        }
     }
 
     fn lane_of(&self, disk: &BlockDevice) -> HostQueue<'_> {

@@ -6,7 +6,6 @@
 
 use std::fmt;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::crash::point;
@@ -27,12 +26,7 @@ pub(in crate::engine) struct FailedFlush {
 
 impl FailedFlush {
     pub(in crate::engine) fn of(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
-        let life = match disk.diskseq()? {
-            Some(sequence) => sequence.to_string(),
-            // Before 5.15: sysfs gives each directory an inode of its own.
-            None => inode(disk.dir())?.to_string(),
-        };
-        let name = disk.name();
+        let (name, life) = (disk.name(), disk.life()?);
         let path = run_dir::path(roots).join(format!("lost-{name}-{life}"));
         let disk = disk.clone();
         Ok(Self { path, disk })
@@ -214,13 +208,6 @@ pub(in crate::engine) fn refuse(disk: &BlockDevice, earlier: &str) -> Error {
         disk.name()
     );
     Error::new(ErrorKind::Io, message).at(Stage::Flush)
-}
-
-fn inode(dir: &Path) -> Result<u64> {
-    let metadata = fs::metadata(dir);
-    metadata
-        .map(|metadata| metadata.ino())
-        .map_err(|error| Error::io("cannot examine", dir, &error))
 }
 
 #[cfg(test)]

@@ -131,14 +131,21 @@ impl Users {
 
 /// The error that names the users.
 pub(in crate::engine) fn refuse(disk: &BlockDevice, users: &[Holder]) -> Error {
+    refuse_named(disk.name(), users)
+}
+
+/// The same of a device of this name.
+pub(super) fn refuse_named(device: &str, users: &[Holder]) -> Error {
     let by = if users.is_empty() {
         "claimed exclusively by a process that /proc does not show".to_owned()
     } else {
         let names: Vec<String> = users.iter().map(ToString::to_string).collect();
         names.join(", ")
     };
-    let message = format!("{} is in use: {by}", disk.name());
-    Error::new(ErrorKind::InUse, message).at(Stage::Claim)
+    let message = format!("{device} is in use: {by}");
+    Error::new(ErrorKind::InUse, message)
+        .at(Stage::Claim)
+        .with_holders(users)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Reads the users of disks, and decides nothing.
 
+use std::path::Path;
+
 use super::{Holder, NotLookedAt, not_looked_at};
 use crate::deadline::Deadline;
 use crate::error::Result;
@@ -51,6 +53,17 @@ pub(super) fn read(
     Ok(look.found.into_iter().map(of_one).collect())
 }
 
+/// Reads the users of a SCSI device without a disk, by its directory in sysfs: the
+/// processes that have a character device of it open.
+pub(super) fn read_bare(roots: &Roots, device: &Path, deadline: Deadline) -> Result<Users> {
+    let mut look = Look::at_bare(device)?;
+    look.read_processes(roots, deadline)?;
+    Ok(Users {
+        found: look.found.pop().unwrap_or_default(),
+        not_looked_at: look.not_looked_at,
+    })
+}
+
 /// The places that cannot be looked at, whatever the disk.
 pub(super) fn read_blind_spots(roots: &Roots, deadline: Deadline) -> Result<Vec<NotLookedAt>> {
     let mut look = Look::at(&[])?;
@@ -64,8 +77,8 @@ struct Look {
     /// The disks and their partitions, each with the position of its disk in `found`.
     devices: Vec<(usize, BlockDevice)>,
     numbers: Vec<DevNo>,
-    /// The generic nodes of the disks, each with its disk's device number.
-    generic: Vec<(DevNo, GenericNode)>,
+    /// The generic nodes of the disks, each with the place of its disk.
+    generic: Vec<(usize, GenericNode)>,
     /// The users of each disk.
     found: Vec<Vec<Holder>>,
     not_looked_at: Vec<NotLookedAt>,
@@ -77,8 +90,8 @@ impl Look {
         let mut generic = Vec::new();
         for (place, disk) in disks.iter().enumerate() {
             devices.push((place, disk.clone()));
-            let nodes = generic_nodes::read_generic_nodes(disk.dir())?.into_iter();
-            generic.extend(nodes.map(|node| (disk.devno(), node)));
+            let nodes = generic_nodes::read_generic_nodes(&disk.dir().join("device"))?;
+            generic.extend(nodes.into_iter().map(|node| (place, node)));
             let partitions = disk.partitions()?.into_iter();
             devices.extend(partitions.map(|partition| (place, partition)));
         }
@@ -87,6 +100,18 @@ impl Look {
             devices,
             generic,
             found: vec![Vec::new(); disks.len()],
+            not_looked_at: Vec::new(),
+        })
+    }
+
+    /// The look at a SCSI device without a disk, by its directory.
+    fn at_bare(device: &Path) -> Result<Self> {
+        let nodes = generic_nodes::read_generic_nodes(device)?.into_iter();
+        Ok(Self {
+            numbers: Vec::new(),
+            devices: Vec::new(),
+            generic: nodes.map(|node| (0, node)).collect(),
+            found: vec![Vec::new()],
             not_looked_at: Vec::new(),
         })
     }
@@ -169,10 +194,14 @@ impl Look {
     /// about itself, as inventory tools do.
     fn add_generic(&mut self, number: DevNo, opener: Opener) {
         let node = self.generic.iter().find(|(_, node)| node.number == number);
-        if let Some((disk, node)) = node.filter(|_| opener.writes) {
-            let (disk, node) = (*disk, node.name.clone());
+        if let Some((place, node)) = node.filter(|_| opener.writes) {
+            let (place, node) = (*place, node.name.clone());
             let (pid, command) = (opener.pid, opener.command);
-            self.add(disk, &Holder::Generic { pid, command, node });
+            let holder = Holder::Generic { pid, command, node };
+            let found = self.found.get_mut(place);
+            if let Some(found) = found.filter(|found| !found.contains(&holder)) {
+                found.push(holder);
+            }
         }
     }
 

@@ -114,8 +114,7 @@ pub(super) fn read_hidden(roots: &Roots) -> Result<Option<NotLookedAt>> {
     }
     // A process with this capability in the initial user namespace sees all processes,
     // whatever the options (`fs/proc/base.c`, `has_pid_permissions`).
-    let may_trace = Capabilities::effective(roots).is_ok_and(Capabilities::sys_ptrace);
-    if may_trace && process::is_in_initial_user_namespace(roots) {
+    if Capabilities::over_the_machine(roots).is_ok_and(Capabilities::sys_ptrace) {
         return Ok(None);
     }
     // A `/proc` without mounts is a test's, and hides nothing.

@@ -81,7 +81,7 @@ impl Engine {
     }
 }
 
-/// That udev has found no name says nothing: its read may have failed.
+/// Whether the names are news. No name proves nothing, since udev's read may have failed.
 fn is_news(read: &[ContentName], known: Option<&[ContentName]>) -> bool {
     let known = known.unwrap_or_default();
     !read.is_empty() && !read.iter().any(|name| known.contains(name))
@@ -129,7 +129,7 @@ mod tests {
                 },
                 "boot": null,
             });
-            // As an earlier version wrote it.
+            // The record as an earlier version wrote it.
             let mut record: Record = serde_json::from_value(record).unwrap();
             assert_eq!(record.outcome.as_ref().unwrap().content, None);
             record

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::deadline::Deadline;
 use crate::engine::detach::receipt::Receipt;
 use crate::engine::detach::resolve::{Resolved, ResolvedUnit};
 use crate::engine::detach::{DetachTarget, Detachment, Place};
@@ -19,13 +20,15 @@ impl Engine {
     /// [`detach_volume`](Self::detach_volume).
     ///
     /// # Errors
-    /// `NotFound` if the target is a path that leads nowhere; or where sysfs cannot be read.
+    /// `NotFound` if the target is a path that leads nowhere; `TimedOut` if a file system on
+    /// that path does not answer; `Io` where sysfs cannot be read.
     pub fn volume_of(
         &self,
         journal: &JournalView,
         request: &DetachRequest,
+        deadline: Deadline,
     ) -> Result<Option<VolumeId>> {
-        let found = self.find(&request.target, request.backend.clone())?;
+        let found = self.find(&request.target, request.backend.clone(), deadline)?;
         let mut by_source = None;
         for (record, there) in journal.records.iter().zip(self.survey_read(journal)?) {
             if self.is_at(&found, record, &there)? {
@@ -47,8 +50,9 @@ impl Engine {
         &self,
         journal: &JournalView,
         request: &DetachRequest,
+        deadline: Deadline,
     ) -> Result<Option<Detachment>> {
-        let found = self.find(&request.target, request.backend.clone())?;
+        let found = self.find(&request.target, request.backend.clone(), deadline)?;
         let named = |record: &&Record| is_named(&request.target, &found, record);
         let mut records: Vec<&Record> = journal.detached.iter().filter(named).collect();
         records.sort_by_key(|record| record.detached.as_ref().map(|detached| &detached.at));

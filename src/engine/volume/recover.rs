@@ -111,7 +111,7 @@ impl Engine {
     /// NBD 5.14.
     ///
     /// # Errors
-    /// Where sysfs cannot be read.
+    /// If sysfs cannot be read.
     pub fn recover(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
         telemetry::measured(Call::Recover, || self.recover_all(journal, deadline))
     }

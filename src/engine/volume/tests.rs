@@ -2,8 +2,11 @@ use std::fs;
 use std::time::Duration;
 
 use super::*;
+use crate::engine::detach::Detachment;
+use crate::engine::detach::receipt::DetachFailure;
 use crate::engine::lock::device_lock::DeviceLock;
-use crate::id::{Hctl, Wwid};
+use crate::engine::timing::StageObserver;
+use crate::id::{Hctl, Source, Wwid};
 use crate::kernel::Roots;
 
 const ADDRESS: &str = "1:0:0:4";

@@ -26,7 +26,7 @@ pub fn decode_binary(pair: &Pair<'_>, longest: usize) -> Result<Vec<u8>> {
         .filter(|bytes| (1..=longest).contains(&bytes.len()))
         .ok_or_else(|| {
             let expected = format!("0x and hex, or 0b and Base64, of 1 to {longest} bytes");
-            pair.broken(&expected)
+            pair.violation(&expected)
         })
 }
 

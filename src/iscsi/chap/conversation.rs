@@ -3,7 +3,7 @@
 use super::{Algorithm, Credentials, Secret, decode_binary, encode_binary};
 use crate::error::{Error, ErrorKind, Result};
 use crate::iscsi::text::{Pair, Text};
-use crate::iscsi::{PEER, broken, random};
+use crate::iscsi::{PEER, random, violation};
 
 /// The longest challenge in bytes (RFC 7143, 12.1.3).
 const LONGEST_CHALLENGE: usize = 1024;
@@ -123,7 +123,7 @@ impl<'a> Conversation<'a> {
         let challenge = Challenge {
             algorithm: picked.ok_or_else(|| {
                 let expected = format!("one of {}, which are offered", offered.offer());
-                algorithm.broken(&expected)
+                algorithm.violation(&expected)
             })?,
             identifier: u8::try_from(identifier).unwrap_or(u8::MAX),
             bytes: decode_binary(key(keys, "CHAP_C")?, LONGEST_CHALLENGE)?,
@@ -183,12 +183,12 @@ impl Challenge {
 fn key<'p, 't>(keys: &'p [Pair<'t>], name: &str) -> Result<&'p Pair<'t>> {
     keys.iter()
         .find(|pair| pair.key == name)
-        .ok_or_else(|| broken(name, "absent", "a value"))
+        .ok_or_else(|| violation(name, "absent", "a value"))
 }
 
 fn only(keys: &[Pair<'_>], expected: &[&str]) -> Result<()> {
     match keys.iter().find(|pair| !expected.contains(&pair.key)) {
-        Some(pair) => Err(pair.broken("no such key now")),
+        Some(pair) => Err(pair.violation("no such key now")),
         None => Ok(()),
     }
 }

@@ -23,7 +23,7 @@ pub(in crate::iscsi) fn target_address(pair: &Pair<'_>) -> Result<(Portal, Optio
         None => Some(None),
     };
     portal.zip(group).ok_or_else(|| {
-        pair.broken("HOST[:PORT][,TAG], an IPv6 address in brackets and without a zone")
+        pair.violation("HOST[:PORT][,TAG], an IPv6 address in brackets and without a zone")
     })
 }
 

@@ -12,7 +12,7 @@ use crate::id::Portal;
 use crate::iscsi::pdu::{Isid, LoginRequest, LoginResponse, LoginStage, Response};
 use crate::iscsi::text::pairs;
 use crate::iscsi::wire::{Wire, rejected};
-use crate::iscsi::{PEER, Proven, broken};
+use crate::iscsi::{PEER, Proven, violation};
 
 /// The most exchanges between the first request and the full feature phase.
 const MOST_EXCHANGES: usize = 32;
@@ -50,13 +50,18 @@ pub(in crate::iscsi) fn negotiate_session<S: Read + Write>(
         wire.send("a login request", &request.encode())?;
         let waiting_for = format!("the answer to a login request of the stage {stage:?}");
         let received = wire.receive(&waiting_for);
-        let (response, data) = match received
-            .map_err(|error| explain_disconnect(error, stage, options))?
-        {
-            (Response::Login(response), data) => (response, data),
-            (Response::Reject(reject), _) => return Err(rejected(reject.reason)),
-            (other, _) => return Err(broken("opcode", other.name(), "that of a login response")),
-        };
+        let (response, data) =
+            match received.map_err(|error| explain_disconnect(error, stage, options))? {
+                (Response::Login(response), data) => (response, data),
+                (Response::Reject(reject), _) => return Err(rejected(reject.reason)),
+                (other, _) => {
+                    return Err(violation(
+                        "opcode",
+                        other.name(),
+                        "that of a login response",
+                    ));
+                }
+            };
         check(&response, options)?;
         match response.status_class {
             0 => wire.exp_stat_sn = response.stat_sn.wrapping_add(1),
@@ -98,7 +103,7 @@ fn explain_disconnect(error: Error, stage: LoginStage, options: &LoginOptions) -
 }
 
 fn too_many() -> Error {
-    broken(
+    violation(
         "the number of login exchanges",
         "too large",
         "the full feature phase after at most 32",
@@ -108,7 +113,7 @@ fn too_many() -> Error {
 fn check(response: &LoginResponse, options: &LoginOptions) -> Result<()> {
     if response.tag != TAG {
         let found = format!("{:#x}", response.tag);
-        return Err(broken(
+        return Err(violation(
             "Initiator Task Tag",
             found,
             "that of the request, 0x1",
@@ -120,10 +125,10 @@ fn check(response: &LoginResponse, options: &LoginOptions) -> Result<()> {
     }
     if response.isid != options.isid {
         let found = format!("{:?}", response.isid);
-        return Err(broken("ISID", found, "that of the request"));
+        return Err(violation("ISID", found, "that of the request"));
     }
     if response.version != 0 {
-        return Err(broken("Version-active", response.version, "0"));
+        return Err(violation("Version-active", response.version, "0"));
     }
     Ok(())
 }
@@ -136,7 +141,7 @@ fn redirected(data: &[u8]) -> Result<Outcome> {
         }
     }
     let field = format!("the TargetAddress of {PEER}'s redirect");
-    Err(broken(&field, "absent", "a portal"))
+    Err(violation(&field, "absent", "a portal"))
 }
 
 /// The session that a login has negotiated.

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::iscsi::chap::{Conversation, Credentials};
 use crate::iscsi::pdu::{LoginResponse, LoginStage};
 use crate::iscsi::text::{Answer, Pair, PartialText, Text, pairs};
-use crate::iscsi::{PEER, Proven, broken};
+use crate::iscsi::{PEER, Proven, violation};
 
 /// More keys than a target needs in a whole login. As many answers of ours, together with
 /// our offer, fit into one PDU.
@@ -141,12 +141,12 @@ impl<'a> Negotiation<'a> {
     pub(super) fn take(&mut self, response: &LoginResponse, data: &[u8]) -> Result<Step> {
         if response.stage != self.stage {
             let (found, expected) = (response.stage, format!("{:?}", self.stage));
-            return Err(broken("CSG", format!("{found:?}"), &expected));
+            return Err(violation("CSG", format!("{found:?}"), &expected));
         }
         if response.transit.is_some() && response.transit != self.asked_for {
             let found = format!("{:?}", response.transit);
             let expected = format!("what was asked for, {:?}", self.asked_for);
-            return Err(broken("T and NSG", found, &expected));
+            return Err(violation("T and NSG", found, &expected));
         }
         self.text.add(data)?;
         self.more = response.continues;
@@ -174,7 +174,7 @@ impl<'a> Negotiation<'a> {
             }
             _ => {
                 if let Some(pair) = chap.first() {
-                    return Err(pair.broken("no such key without CHAP"));
+                    return Err(pair.violation("no such key without CHAP"));
                 }
             }
         }
@@ -187,18 +187,18 @@ impl<'a> Negotiation<'a> {
     /// Refuses a key that repeats within the login, and too many keys.
     fn note(&mut self, pair: &Pair<'_>) -> Result<()> {
         if self.keys.len() >= MOST_KEYS {
-            return Err(broken("the number of keys", "too large", "at most 64"));
+            return Err(violation("the number of keys", "too large", "at most 64"));
         }
         if !self.keys.insert(pair.key.to_owned()) && pair.key != "TargetAddress" {
             let field = format!("the key {}", pair.key);
-            return Err(broken(&field, "given twice", "at most one in a login"));
+            return Err(violation(&field, "given twice", "at most one in a login"));
         }
         Ok(())
     }
 
     fn take_method(&mut self, pair: &Pair<'_>) -> Result<()> {
         let Security::Offered(chap) = &mut self.security else {
-            return Err(pair.broken("no such key now"));
+            return Err(pair.violation("no such key now"));
         };
         self.security = match (pair.answer(), chap.take()) {
             (Answer::Value("CHAP"), Some(chap)) => Security::Chap(chap),
@@ -207,7 +207,7 @@ impl<'a> Negotiation<'a> {
                 let message = format!("{PEER} takes none of the ways of authentication offered");
                 return Err(Error::new(ErrorKind::NotPermitted, message));
             }
-            _ => return Err(pair.broken("one that was offered")),
+            _ => return Err(pair.violation("one that was offered")),
         };
         Ok(())
     }
@@ -233,7 +233,7 @@ impl<'a> Negotiation<'a> {
                 return Ok(());
             }
         } else if Parameters::default().settle(&Parameters::offer(), kind, pair)? {
-            return Err(pair.broken("no such key before the operational stage"));
+            return Err(pair.violation("no such key before the operational stage"));
         }
         // An answer to our offer needs no answer.
         if let Answer::Value(_) = pair.answer() {
@@ -254,7 +254,9 @@ impl<'a> Negotiation<'a> {
             Security::Offered(None) if self.options.credentials.is_none() => {
                 self.security = Security::Settled;
             }
-            _ => return Err(broken("T", 1, "0 before the authentication is over")),
+            _ => {
+                return Err(violation("T", 1, "0 before the authentication is over"));
+            }
         }
         self.stage = next;
         if next == LoginStage::FullFeature {

@@ -4,8 +4,8 @@ use std::ops::RangeInclusive;
 
 use crate::error::Result;
 use crate::id::Iqn;
-use crate::iscsi::broken;
 use crate::iscsi::text::{Answer, Pair, Text};
+use crate::iscsi::violation;
 
 const LENGTHS: RangeInclusive<u32> = 512..=0x00ff_ffff;
 
@@ -140,14 +140,14 @@ impl Parameters {
             // The value that holds without an agreement stays.
             Answer::Irrelevant => return Ok(true),
             Answer::Reject | Answer::NotUnderstood => {
-                return Err(pair.broken("a value: every target must take one that was offered"));
+                return Err(pair.violation("a value: every target must take one that was offered"));
             }
         }
         let smaller = |offered: u32, range| pair.number(range).map(|number| number.min(offered));
         let digest = |offered: bool| match pair.value {
             "None" => Ok(false),
             "CRC32C" if offered => Ok(true),
-            _ => Err(pair.broken("one that was offered")),
+            _ => Err(pair.violation("one that was offered")),
         };
         match pair.key {
             "HeaderDigest" => self.header_digest = digest(offer.header_digest)?,
@@ -191,7 +191,7 @@ impl Parameters {
         if is_sent_unasked && self.first_burst_length > self.max_burst_length {
             let expected = format!("at most MaxBurstLength, {}", self.max_burst_length);
             let found = self.first_burst_length;
-            return Err(broken("FirstBurstLength", found, &expected));
+            return Err(violation("FirstBurstLength", found, &expected));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The status of a login as an error (RFC 7143, 11.13.5).
 
 use crate::error::{Error, ErrorKind};
-use crate::iscsi::{PEER, broken};
+use crate::iscsi::{PEER, violation};
 
 /// The error for a status class and detail that are neither success nor a redirect.
 pub(super) fn failure(class: u8, detail: u8) -> Error {
@@ -24,7 +24,7 @@ pub(super) fn failure(class: u8, detail: u8) -> Error {
         (3, 1) => (ErrorKind::NotReady, "the target is not available now"),
         (3, 2) => (ErrorKind::NotReady, "it is out of resources"),
         (3, _) => (ErrorKind::NotReady, "for a fault of its own"),
-        _ => return broken("Status-Class", class, "0 to 3"),
+        _ => return violation("Status-Class", class, "0 to 3"),
     };
     let message = format!("{PEER} refused the login: {why} (status {class:02x}{detail:02x})");
     Error::new(kind, message)

@@ -2,7 +2,7 @@
 
 use super::{HEADER, Isid, LoginStage, NO_TAG, half, lun, word};
 use crate::error::Result;
-use crate::iscsi::broken;
+use crate::iscsi::violation;
 
 const FINAL: u8 = 0x80;
 const CONTINUE: u8 = 0x40;
@@ -124,12 +124,12 @@ impl Response {
             0x24 => {
                 let transfer_tag = word(header, 20);
                 if is_final && continues {
-                    return Err(broken("C of a text response", 1, "0 where F is 1"));
+                    return Err(violation("C of a text response", 1, "0 where F is 1"));
                 }
                 // LIO leaves a tag in the last of several responses: only F marks the end.
                 if !is_final && transfer_tag == NO_TAG {
                     let expected = "another where F is 0";
-                    return Err(broken("Target Transfer Tag", "0xffffffff", expected));
+                    return Err(violation("Target Transfer Tag", "0xffffffff", expected));
                 }
                 Self::Text(TextResponse {
                     is_final,
@@ -151,7 +151,7 @@ impl Response {
             0x3f => Self::Reject(Reject { reason: header[2] }),
             opcode => {
                 let expected = "a response of login, text, logout, NOP, or a reject";
-                return Err(broken("opcode", format!("{opcode:#04x}"), expected));
+                return Err(violation("opcode", format!("{opcode:#04x}"), expected));
             }
         })
     }
@@ -196,13 +196,13 @@ impl LoginResponse {
         let current = LoginStage::of(flags >> 2 & 3);
         decoded.stage = current
             .filter(|stage| *stage != LoginStage::FullFeature)
-            .ok_or_else(|| broken("CSG", flags >> 2 & 3, "0 or 1"))?;
+            .ok_or_else(|| violation("CSG", flags >> 2 & 3, "0 or 1"))?;
         if transits {
             if continues {
-                return Err(broken("C of a login response", 1, "0 where T is 1"));
+                return Err(violation("C of a login response", 1, "0 where T is 1"));
             }
             let next = LoginStage::of(flags & 3).filter(|next| *next > decoded.stage);
-            let next = next.ok_or_else(|| broken("NSG", flags & 3, "a later stage than CSG"))?;
+            let next = next.ok_or_else(|| violation("NSG", flags & 3, "a later stage than CSG"))?;
             decoded.transit = Some(next);
         }
         decoded.continues = continues;

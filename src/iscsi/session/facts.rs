@@ -1,4 +1,4 @@
-//! All that sysfs says of a session.
+//! All that sysfs shows of a session.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,8 @@ use super::IscsiSession;
 use crate::error::Result;
 use crate::id::{Hctl, HostNo, Iqn, Portal, SessionId};
 
-/// Of a session, as `/sys/class/iscsi_session/sessionN` has them: what was agreed
-/// on, and times in seconds.
+/// The attributes of a session in `/sys/class/iscsi_session/sessionN`: what was agreed on,
+/// and times in seconds.
 const OF_SESSION: [&str; 17] = [
     "abort_tmo",
     "data_pdu_in_order",
@@ -27,7 +27,7 @@ const OF_SESSION: [&str; 17] = [
     "username",
     "username_in",
 ];
-/// Of its connection.
+/// The attributes of its connection.
 const OF_CONNECTION: [&str; 8] = [
     "address",
     "data_digest",
@@ -39,11 +39,11 @@ const OF_CONNECTION: [&str; 8] = [
     "recv_tmo",
 ];
 
-/// Of its SCSI host, as `/sys/class/iscsi_host/hostN` has them: our end of the
+/// The attributes of its SCSI host in `/sys/class/iscsi_host/hostN`: our end of the
 /// connection.
 const OF_HOST: [&str; 3] = ["hwaddress", "ipaddress", "netdev"];
 
-/// A session with all that iscsiadm shows of one, secrets left out.
+/// All that iscsiadm shows of a session, without secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -55,31 +55,31 @@ pub struct SessionFacts {
     /// `LOGGED_IN`, `FAILED`, `FREE`.
     pub state: String,
     /// `up`, `down`, `failed` (`connection_state_names` of
-    /// `drivers/scsi/scsi_transport_iscsi.c`); `None` where the kernel does not say,
-    /// as older ones do not.
+    /// `drivers/scsi/scsi_transport_iscsi.c`); `None` if the kernel does not show it, as
+    /// older ones do not.
     pub connection_state: Option<String>,
-    /// It was made here.
+    /// Whether lunbd made it.
     pub ours: bool,
     /// See [`IscsiSession::creator`].
     pub creator: Option<i32>,
-    /// Who has logged in.
+    /// The initiator that has logged in.
     pub initiator: Option<Iqn>,
-    /// To whom.
+    /// The target.
     pub target: Option<Iqn>,
-    /// Through which portal, as it was asked for.
+    /// The portal, as the caller named it.
     pub portal: Option<Portal>,
     /// The SCSI devices on it.
     pub devices: Vec<Hctl>,
-    /// What was agreed on and set, by the kernel's names; what it does not say, as
-    /// of a lost connection, is left out.
+    /// What was agreed on and set, by the kernel's names. What the kernel does not show, as
+    /// for a lost connection, is left out.
     pub parameters: BTreeMap<&'static str, String>,
 }
 
 impl IscsiSession {
-    /// What sysfs says now; `None` where the session is gone.
+    /// What sysfs shows now; `None` if the session is gone.
     ///
     /// # Errors
-    /// Where it cannot be read; not for single parameters.
+    /// If it cannot be read; a parameter that cannot be read is left out.
     pub fn facts(&self) -> Result<Option<SessionFacts>> {
         let Some(state) = self.state()? else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! From a login to a session of the kernel's.
+//! Makes a session of the kernel from a login.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -14,30 +14,30 @@ use crate::iscsi::tunables::Tunable;
 use crate::kernel::iscsi_netlink::{Control, CreateLock};
 use crate::kernel::{Roots, worker};
 
-/// What was made of a session that fails is waited for this long: longer than the
-/// kernel takes to take it away, and not for ever.
+/// How long to wait until a failed session is gone: longer than the kernel takes to remove
+/// it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Hands a connection that has logged in as `name` to the kernel, with all that
-/// was negotiated, and reads back that the session stands. Nothing is scanned: no
-/// device comes by this alone.
+/// Hands a connection that has logged in as `name` to the kernel, with all that was
+/// negotiated, and reads back that the session is logged in. It scans nothing, so it brings
+/// no device.
 ///
-/// One at a time on the whole machine does it: see
-/// [`lock_creation`](super::lock_creation). A process that is killed meanwhile
-/// leaves a session that [`destroy_incomplete`](super::destroy_incomplete) ends, or, once it has its
+/// One process at a time on the whole machine does this: see
+/// [`lock_creation`](super::lock_creation). A process that is killed meanwhile leaves a
+/// session. [`destroy_incomplete`](super::destroy_incomplete) ends it, or, once it has its
 /// names, [`log_out`](super::log_out).
 ///
-/// Minimum kernel: 5.10 with the module `iscsi_tcp`; needs root in the initial
-/// network namespace. A failure in the middle is undone, also after a timeout, as
-/// soon as the kernel lets go; only what the kernel finishes at the very moment of
-/// the deadline stands then, as a session of ours.
+/// Minimum kernel: 5.10 with the module `iscsi_tcp`. It needs root in the initial network
+/// namespace. A failure in the middle is undone as soon as the kernel returns, also after a
+/// timeout. Only a session that the kernel starts at the very moment of the deadline stays,
+/// as a session of ours.
 ///
 /// # Errors
 /// `InvalidInput` for a recovery timeout that is no whole number of seconds, and for settings
-/// that contradict each other;
-/// `NotSupported` without the module; `NotPermitted`; `NotReady` where the target
-/// closed the connection meanwhile; `InUse` where another process of lunbd had the right to make
-/// sessions for half of the time, naming it; `TimedOut` at stage `session`.
+/// that contradict each other; `NotSupported` without the module; `NotPermitted`; `NotReady`
+/// if the target closed the connection meanwhile; `InUse`, naming the process, if another
+/// process of lunbd had the right to make sessions for half of the time; `TimedOut` at stage
+/// `session`.
 pub fn hand_over(
     roots: &Roots,
     name: &SessionName,
@@ -65,8 +65,8 @@ pub fn hand_over(
         || "not returned".to_owned(),
         move || {
             let mut control = Control::open(&roots)?;
-            // Until it is started, or gone again. Who waits in vain says so while there is
-            // somebody to hear it.
+            // Held until the session is started, or gone again. The wait ends at half of the
+            // time, so that the caller still gets its error.
             let maker = CreateLock::wait(&roots, deadline.half())?;
             let cmd_sn = connection.session.cmd_sn;
             let (id, host) = control.create_session(&maker, cmd_sn, commands, depth)?;
@@ -108,7 +108,7 @@ fn begin(
         return Err(Error::new(ErrorKind::NotReady, message));
     }
     if deadline.has_passed() {
-        // The caller has gone: nobody would know of it.
+        // The caller has gone, so no process would know of the session.
         let what = format!("session {id} to be started");
         return Err(Error::timed_out(Stage::Session, deadline, &what));
     }

@@ -1,4 +1,4 @@
-//! Sessions whose maker was killed before it had started them.
+//! Sessions whose creating process was killed before it had started them.
 
 use std::time::Duration;
 
@@ -11,44 +11,44 @@ use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::iscsi_netlink::{Control, NoMaker, Stop};
 use crate::kernel::{Roots, worker};
 
-/// Nobody on this machine makes a session as long as this is there, in whatever
-/// container: see [`lock_creation`].
+/// While this exists, no process of this machine makes a session, in any container: see
+/// [`lock_creation`].
 #[derive(Debug)]
 pub struct CreateGuard {
     _nobody: NoMaker,
 }
 
-/// Waits until nobody is between making a session and starting it, and keeps it so
-/// until what is returned is dropped: a session of ours that is `FREE` then, and has
-/// never been started, is nobody's work any more.
+/// Waits until no process is between making a session and starting it, and keeps it so until
+/// the guard is dropped. No process still works on a session of ours that is `FREE` then and
+/// has never been started.
 ///
-/// Root, and the initial network namespace.
+/// It needs root in the initial network namespace.
 ///
 /// # Errors
-/// `InUse` where another was at it all the time, until `deadline`.
+/// `InUse` if another process made sessions all the time until `deadline`.
 pub fn lock_creation(roots: &Roots, deadline: Deadline) -> Result<CreateGuard> {
     let nobody = NoMaker::wait(roots, deadline)?;
     Ok(CreateGuard { _nobody: nobody })
 }
 
-/// Ends the sessions that were made here and never had all of their names, and says
-/// which: their makers were killed at it. Such a session carries no device, and a
-/// connection at most that nobody uses.
+/// Destroys the sessions that lunbd made and that never got all of their names, and returns
+/// them: the processes that made them were killed. Such a session carries no device, and at
+/// most a connection that no process uses.
 ///
-/// Nothing says which process has made one, so this is for a caller that knows that
-/// one of ours died in the middle of a login. That it is not one that is being made
-/// right now is proven here: who makes sessions holds the machine's one right to do
-/// so from before the first step until after the last, and this holds it meanwhile.
-/// iscsid's are out of question: their creator is its number, which is positive.
+/// Nothing shows which process has made a session, so this is for a caller that knows that a
+/// process of lunbd died in the middle of a login. It proves that no process is making the
+/// session right now: a process holds the machine's one right to make sessions from before
+/// the first step until after the last, and this call holds it meanwhile. It never takes a
+/// session of iscsid: its creator is the daemon's process number, which is positive.
 ///
-/// Linux 5.10 and `iscsi_tcp`, root, the initial network namespace. After a timeout
-/// the kernel finishes what it is at, and a repeated call does the rest.
+/// It needs Linux 5.10 with `iscsi_tcp`, and root in the initial network namespace. After a
+/// timeout the kernel finishes what it has begun, and a repeated call does the rest.
 ///
 /// # Errors
-/// `InUse` where another was making sessions all the time; `NotPermitted`;
-/// `TimedOut` at stage `session`.
+/// `InUse` if another process made sessions all the time; `NotPermitted`; `TimedOut` at
+/// stage `session`.
 pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> {
-    // Mostly there is none, and nobody is held up.
+    // Mostly there is none, and then no login has to wait.
     if unnamed(roots)?.is_empty() {
         return Ok(Vec::new());
     }
@@ -64,7 +64,7 @@ pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<Sessi
             let mut ended = Vec::new();
             for session in unnamed(&roots)? {
                 let taken = take_away(&mut control, &session, deadline);
-                // Its logout was under way.
+                // Another process was logging it out.
                 if matches!(taken, Ok(false)) || (taken.is_err() && !session.is_there()) {
                     continue;
                 }
@@ -88,10 +88,10 @@ fn unnamed(roots: &Roots) -> Result<Vec<IscsiSession>> {
     Ok(found)
 }
 
-/// Takes away what there is of a session that has no devices, and waits until it is
-/// gone with its host, which the kernel does by itself after its answer
-/// (`ISCSI_UEVENT_DESTROY_SESSION_ASYNC`). `false` where somebody else had told the
-/// kernel to. **Blocks.**
+/// Destroys what there is of a session without devices, and waits until it is gone with its
+/// host, which the kernel removes by itself after its answer
+/// (`ISCSI_UEVENT_DESTROY_SESSION_ASYNC`). `false` if another process had told the kernel to
+/// destroy it. **Blocks.**
 pub(super) fn take_away(
     control: &mut Control,
     standing: &IscsiSession,
@@ -100,14 +100,13 @@ pub(super) fn take_away(
     let id = standing.id();
     let path = standing.host_dir()?;
     let host = path.as_deref().map(DeviceDir::open).transpose()?.flatten();
-    // A connection that was never bound is not stopped, and one that was never made
-    // is not destroyed: the last step says whether all is well.
+    // The kernel refuses to stop a connection that was never bound, and to destroy one that
+    // was never made: only the result of the last step counts.
     let stopped = control.stop(id, Stop::Terminate);
     let connection = control.destroy_connection(id);
     tracing::debug!(%id, ?stopped, ?connection, "a session is taken away");
     let told = match control.destroy_session(id) {
-        // The kernel does not find it by its number any more, and sysfs shows it
-        // until it is gone.
+        // The kernel no longer finds it by its number, but sysfs shows it until it is gone.
         Err(error) if is_unknown(&error) => false,
         done => done.map(|()| true)?,
     };

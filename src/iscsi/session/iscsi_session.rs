@@ -1,4 +1,4 @@
-//! A session as sysfs shows it, whoever made it.
+//! A session as sysfs shows it, no matter which program made it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,22 +19,22 @@ pub struct IscsiSession {
     connection: PathBuf,
 }
 
-/// How it is with a session's connection.
+/// The status of a session's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionStatus {
     /// It carries I/O.
     LoggedIn,
-    /// It is lost, and I/O waits for another.
+    /// It is lost, and I/O waits for a new one.
     Lost,
-    /// It was lost for longer than the session's recovery timeout: I/O fails until
-    /// there is another.
+    /// It was lost for longer than the session's recovery timeout: I/O fails until there is
+    /// a new one.
     GivenUp,
-    /// It has none, or its target was taken away: it is being made or ended.
+    /// The session has none, or its target was removed: the session is being made or ended.
     Ending,
 }
 
 impl ConnectionStatus {
-    /// Whether another connection is what it needs.
+    /// Whether the session needs a new connection.
     #[must_use]
     pub fn is_lost(self) -> bool {
         matches!(self, Self::Lost | Self::GivenUp)
@@ -42,13 +42,13 @@ impl ConnectionStatus {
 }
 
 impl IscsiSession {
-    /// The state of one that serves I/O (`iscsi_session_state_names`).
+    /// The state of a session that serves I/O (`iscsi_session_state_names`).
     pub const LOGGED_IN: &str = "LOGGED_IN";
-    /// Of one whose connection was lost for too long, and of one that was never
+    /// The state of a session whose connection was lost for too long, or that was never
     /// started.
     pub const FREE: &str = "FREE";
 
-    /// The session of this number, be it there or not.
+    /// The session of this number, whether it exists or not.
     #[must_use]
     pub fn new(roots: &Roots, id: SessionId) -> Self {
         let class = roots.sysfs.join("class");
@@ -59,19 +59,19 @@ impl IscsiSession {
         }
     }
 
-    /// All of this machine, in the order of their numbers' digits.
+    /// All sessions of this machine, sorted by their numbers as text.
     ///
     /// # Errors
-    /// Where they cannot be listed.
+    /// If they cannot be listed.
     pub fn all(roots: &Roots) -> Result<Vec<Self>> {
         let names = sysfs::names(&roots.sysfs.join("class/iscsi_session"))?;
         Ok(Self::of_names(roots, &names))
     }
 
-    /// Those of one SCSI host; of `iscsi_tcp` each has a host of its own.
+    /// The sessions of one SCSI host; each session of `iscsi_tcp` has a host of its own.
     ///
     /// # Errors
-    /// Where they cannot be listed.
+    /// If they cannot be listed.
     pub fn of_host(roots: &Roots, host: HostNo) -> Result<Vec<Self>> {
         let dir = roots
             .sysfs
@@ -97,11 +97,11 @@ impl IscsiSession {
         self.class.exists()
     }
 
-    /// `LOGGED_IN`, `FAILED` (lost, and devices wait), `FREE` (given up); `None`
-    /// where it is gone.
+    /// `LOGGED_IN`, `FAILED` (lost, and devices wait), `FREE` (given up); `None` if it is
+    /// gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn state(&self) -> Result<Option<String>> {
         self.attribute("state")
     }
@@ -114,7 +114,7 @@ impl IscsiSession {
         sysfs::read_if_there(&self.connection.join(name))
     }
 
-    /// `None` also where it has no host any more.
+    /// An attribute of its SCSI host; `None` also if it no longer has a host.
     pub(super) fn host_attribute(&self, name: &str) -> Result<Option<String>> {
         let (dir, host) = (self.host_dir()?, self.host()?);
         let (Some(dir), Some(host)) = (dir, host) else {
@@ -123,33 +123,34 @@ impl IscsiSession {
         sysfs::read_if_there(&dir.join(format!("iscsi_host/host{host}")).join(name))
     }
 
-    /// Its SCSI host; `None` where it is gone.
+    /// Its SCSI host; `None` if it is gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn host(&self) -> Result<Option<HostNo>> {
         let dir = self.host_dir()?;
         let name = dir.as_deref().and_then(|dir| dir.file_name()?.to_str());
         Ok(name.and_then(|name| name.strip_prefix("host")?.parse().ok()))
     }
 
-    /// Whether it was made here: its creator is no process, and its interface has our
-    /// name. A session of iscsid's has that daemon's number, and one of another
-    /// program's another interface.
+    /// Whether lunbd made it: its creator is no process, and its interface has our name. A
+    /// session of iscsid has the daemon's process number as creator, and a session of another
+    /// program has another interface.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn is_lunbd_owned(&self) -> Result<bool> {
         let interface = self.attribute("ifacename")?;
         Ok(interface.as_deref() == Some(INTERFACE) && self.is_of_no_process()?)
     }
 
-    /// Its creator, the netlink port that it was made from: -1 of one that iscsid leaves
-    /// alone, another negative number of one of ours where a process had the port -1, and of
-    /// iscsid's its process's number. `None` where the session is gone.
+    /// Its creator: the netlink port from which it was made. It is -1 for a session that
+    /// iscsid leaves alone, another negative number for one of ours that was made while a
+    /// process had the port -1, and the daemon's process number for a session of iscsid.
+    /// `None` if the session is gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn creator(&self) -> Result<Option<i32>> {
         let creator = self.attribute("creator")?;
         Ok(creator.and_then(|creator| creator.parse().ok()))
@@ -159,27 +160,26 @@ impl IscsiSession {
         Ok(self.creator()?.is_some_and(|creator| creator < 0))
     }
 
-    /// Whether it has no names and carries no I/O, and no daemon's number: it is being
-    /// made, by anybody but iscsid, or its maker was killed at that.
+    /// Whether it has no names, carries no I/O, and has no daemon's number as creator: a
+    /// process other than iscsid is making it, or was killed while it did.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn is_nameless(&self) -> Result<bool> {
         if !self.carries_no_io()? || !self.is_of_no_process()? {
             return Ok(false);
         }
         let has_name = |name| {
             let value = self.attribute(name)?;
-            // How the kernel prints that there is none.
+            // The kernel prints `(null)` for no name.
             let named = value.filter(|value| !value.is_empty() && value != "(null)");
             Ok::<_, Error>(named.is_some())
         };
         Ok(!has_name("targetname")? && !has_name("ifacename")?)
     }
 
-    /// Whether it is one of `iscsi_tcp`'s that was made as ours are, or has our mark,
-    /// and does not have all of its names: it is being made, or its maker was killed
-    /// at that.
+    /// Whether it is a session of `iscsi_tcp` that was made as ours are, or has our mark, and
+    /// lacks some of its names: a process is making it, or was killed while it did.
     pub(super) fn is_unnamed(&self, roots: &Roots) -> Result<bool> {
         let is_made_so = self.carries_no_io()? && (self.is_nameless()? || self.is_lunbd_owned()?);
         if !is_made_so || self.name()?.is_some() {
@@ -195,18 +195,18 @@ impl IscsiSession {
         Ok(driver.as_deref() == Some("iscsi_tcp") && self.devices()?.is_empty())
     }
 
-    /// It is lost, or in the making: also where it has lost a connection that was bound
-    /// and never started, and so is FAILED and not FREE.
+    /// Whether it is lost or being made. A session that lost a connection which was bound and
+    /// never started is FAILED and not FREE.
     fn carries_no_io(&self) -> Result<bool> {
         let state = self.state()?;
         Ok(state.is_some_and(|state| state != Self::LOGGED_IN))
     }
 
-    /// Who has logged in, to whom and through which portal; `None` where sysfs
-    /// does not say all of it, as in the middle of a login.
+    /// Its initiator, target and portal; `None` if sysfs does not show all of them, as in the
+    /// middle of a login.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn name(&self) -> Result<Option<SessionName>> {
         let initiator = self.attribute("initiatorname")?;
         let initiator = initiator.and_then(|name| name.parse().ok());
@@ -224,12 +224,12 @@ impl IscsiSession {
         }))
     }
 
-    /// Who has logged in, and to whom, of one of ours that has no connection any more,
-    /// with which its portal has gone: its logout was begun. `None` of any other, and
-    /// of one that is being made, which has its names only when it has a connection.
+    /// The initiator and the target of a session of ours whose logout was begun: it no longer
+    /// has a connection, and with that its portal is gone. `None` for any other session, also
+    /// for one that is being made, since it gets its names only with a connection.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn unbound_endpoints(&self) -> Result<Option<(Iqn, Iqn)>> {
         if self.has_connection() || !self.is_lunbd_owned()? {
             return Ok(None);
@@ -244,7 +244,7 @@ impl IscsiSession {
     /// The SCSI devices on it.
     ///
     /// # Errors
-    /// Where they cannot be listed.
+    /// If they cannot be listed.
     pub fn devices(&self) -> Result<Vec<Hctl>> {
         let mut devices = Vec::new();
         let Some(dir) = self.device_dir()? else {
@@ -260,43 +260,44 @@ impl IscsiSession {
         Ok(devices)
     }
 
-    /// Its device: `.../hostH/sessionN`, where the class's is in
-    /// `iscsi_session/sessionN`. `None` where it is gone.
+    /// The directory of its device, `.../hostH/sessionN`: that of the class is in it, in
+    /// `iscsi_session/sessionN`. `None` if it is gone.
     fn device_dir(&self) -> Result<Option<PathBuf>> {
         let class = sysfs::resolve(&self.class)?;
         let dir = class.as_deref().and_then(|dir| dir.parent()?.parent());
         Ok(dir.map(Path::to_owned))
     }
 
-    /// That of its host.
+    /// The directory of its host.
     pub(super) fn host_dir(&self) -> Result<Option<PathBuf>> {
         let dir = self.device_dir()?;
         Ok(dir.as_deref().and_then(Path::parent).map(Path::to_owned))
     }
 
-    /// Whether its target was taken down, as in a logout that has begun. The
-    /// kernel prints `ISCSI_MAX_TARGET` as -1.
+    /// Whether its target was removed, as in a logout that has begun. The kernel prints
+    /// `ISCSI_MAX_TARGET` as -1.
     pub(super) fn is_unbound(&self) -> Result<bool> {
         let target = self.attribute("target_id")?;
         Ok(target.is_none_or(|target| target == "-1"))
     }
 
-    /// How it is with its connection, be it ours or not; `None` where it is gone.
+    /// The status of its connection, whether the session is ours or not; `None` if the session
+    /// is gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn connection_status(&self) -> Result<Option<ConnectionStatus>> {
         let Some(state) = self.state()? else {
             return Ok(None);
         };
-        // Not there before Linux 5.9.
+        // Kernels before 5.9 do not show it.
         let connection = self.connection_attribute("state")?;
         Ok(Some(match (state.as_str(), connection.as_deref()) {
             _ if !self.has_connection() || self.is_unbound()? => ConnectionStatus::Ending,
-            // It is made so and ended so, and a loss does not lead there
+            // A connection is down when it is made and when it is ended, and not after a loss
             // (`iscsi_conn_state`).
             (_, Some("down")) => ConnectionStatus::Ending,
-            // The session's state follows, from a work of its own.
+            // The session's state follows later, from a work item of its own.
             (Self::LOGGED_IN, Some("failed")) => ConnectionStatus::Lost,
             (Self::LOGGED_IN, _) => ConnectionStatus::LoggedIn,
             (Self::FREE, _) => ConnectionStatus::GivenUp,
@@ -304,23 +305,24 @@ impl IscsiSession {
         }))
     }
 
-    /// Whether its connection is bound and not started, as in the middle of a login:
-    /// iscsid, which logs in through the kernel, is there for as long as the target takes.
+    /// Whether its connection is bound and not started, as in the middle of a login. A
+    /// session of iscsid, which logs in through the kernel, is so for as long as the target
+    /// takes.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn is_at_login(&self) -> Result<bool> {
         // `connection_state_names` of scsi_transport_iscsi.c.
         Ok(self.connection_attribute("state")?.as_deref() == Some("bound"))
     }
 
-    /// How long I/O waits for its connection when that is lost; `None` where it
-    /// waits for ever, or the session is gone.
+    /// How long I/O waits for its connection when that is lost; `None` if it waits for ever,
+    /// or the session is gone.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn recovery_timeout(&self) -> Result<Option<Duration>> {
-        // "off" below 0.
+        // The kernel prints "off" for a negative value.
         let seconds = self.attribute("recovery_tmo")?;
         let seconds = seconds.and_then(|seconds| seconds.parse().ok());
         Ok(seconds.map(Duration::from_secs))
@@ -331,26 +333,26 @@ impl IscsiSession {
     /// gives `Nothing`; so does a session of a lunbd release that wrote no marks.
     ///
     /// # Errors
-    /// Where it cannot be read, as without `CAP_SYS_ADMIN`.
+    /// If it cannot be read, as without `CAP_SYS_ADMIN`.
     pub fn proven(&self) -> Result<Proven> {
         let mark = self.attribute("username_in")?;
         Ok(Proven::of_mark(mark.as_deref()))
     }
 
-    /// Whether it is not to be logged in again without digests, as lunbd marked it in
+    /// Whether it must not be logged in again without digests, as lunbd marked it in
     /// `username`.
     ///
     /// # Errors
-    /// Where it cannot be read, as without `CAP_SYS_ADMIN`.
+    /// If it cannot be read, as without `CAP_SYS_ADMIN`.
     pub fn requires_digests(&self) -> Result<bool> {
         Ok(self.attribute("username")?.as_deref() == Some(REQUIRES_DIGESTS))
     }
 
-    /// Whether it has checksums over headers and over data; the kernel forgets it
-    /// when the connection is lost.
+    /// Whether it has checksums over headers, and over data. The kernel forgets both when the
+    /// connection is lost.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// If it cannot be read.
     pub fn digests(&self) -> Result<(bool, bool)> {
         let has = |name| {
             let value = self.connection_attribute(name)?;
@@ -363,7 +365,7 @@ impl IscsiSession {
         self.connection.exists()
     }
 
-    /// For errors.
+    /// Its state in words, for errors.
     pub(in crate::iscsi) fn describe(&self) -> String {
         match self.state() {
             Ok(Some(state)) => format!("session {} is {state}", self.id),

@@ -1,4 +1,4 @@
-//! What a session was to have and does not have, by the word of sysfs.
+//! The chosen settings that a session does not have, as sysfs shows it.
 
 use std::fmt;
 
@@ -8,19 +8,19 @@ use crate::iscsi::tunables::{KEPT_BY_THE_KERNEL, Tunable};
 use crate::kernel::{Roots, sysfs};
 
 /// A setting that a session, or a device on it, does not have as the caller chose it: the
-/// session stood already, the target took less, or somebody changed it since.
+/// session existed already, the target took less, or a process changed it since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct UnmetSetting {
-    /// The setting: a [`Tunable`]'s name, `interface` or `source_address`; or `creator`,
-    /// where another process had the [netlink port](IscsiSession::creator) when the
-    /// session was made, and an iscsid that starts later takes the session up.
+    /// The setting: a [`Tunable`]'s name, `interface` or `source_address`; or `creator`, if
+    /// another process had the [netlink port](IscsiSession::creator) when the session was
+    /// made. An iscsid that starts later takes such a session over.
     pub name: &'static str,
     /// What the caller chose.
     pub wanted: String,
-    /// What sysfs shows; `None` where it shows nothing, as of a session that is bound to no
-    /// interface and of a lost connection's address.
+    /// What sysfs shows; `None` if it shows nothing, as for a session that is bound to no
+    /// interface, and for the address of a lost connection.
     pub found: Option<String>,
 }
 
@@ -35,8 +35,8 @@ impl fmt::Display for UnmetSetting {
 }
 
 impl IscsiSession {
-    /// Of the settings that `options` chooses, those that this session or this device on it
-    /// does not have now. What cannot be read counts as not there.
+    /// The settings that `options` chooses and that this session, or this device on it, does
+    /// not have now. A setting that cannot be read counts as one that it does not have.
     #[must_use]
     pub fn unmet(
         &self,
@@ -108,7 +108,7 @@ impl IscsiSession {
     }
 }
 
-/// How the kernel prints that there is none.
+/// The text; `None` if it is what the kernel prints for no value.
 pub(super) fn stated(text: impl AsRef<str>) -> Option<String> {
     let text = text.as_ref().trim();
     let is_none = matches!(text, "" | "(null)" | "<NULL>");

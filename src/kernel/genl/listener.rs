@@ -8,7 +8,6 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::task::Poll;
-use std::thread;
 use std::time::Duration;
 
 use futures_util::Stream;
@@ -25,6 +24,7 @@ use tokio::sync::oneshot;
 use super::Payload;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::threads;
 
 /// What a [`Listener`] delivers.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,27 +57,23 @@ impl Listener {
         let (stop, stopped) = oneshot::channel();
         let (ready, listening) = mpsc::sync_channel(1);
         let family = F::family_name();
-        thread::Builder::new()
-            .name("lunbd-genl".to_owned())
-            .spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_io()
-                    .enable_time()
-                    .build();
-                match runtime {
-                    Ok(runtime) => {
-                        runtime.block_on(listen::<F>(group, deliver, ready, stopped));
-                        // A resolution that hangs must not hold this thread.
-                        runtime.shutdown_background();
-                    }
-                    Err(error) => {
-                        let _ = ready.send(Err(failed(&error)));
-                    }
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_io()
+                .enable_time()
+                .build();
+            match runtime {
+                Ok(runtime) => {
+                    runtime.block_on(listen::<F>(group, deliver, ready, stopped));
+                    // A resolution that hangs must not hold this thread.
+                    runtime.shutdown_background();
                 }
-            })
-            .map_err(|error| {
-                Error::new(ErrorKind::Io, format!("cannot start a thread: {error}"))
-            })?;
+                Err(error) => {
+                    let _ = ready.send(Err(failed(&error)));
+                }
+            }
+        };
+        threads::start("lunbd-genl", run)?;
         match listening.recv_timeout(deadline.remaining()) {
             Ok(result) => result.map(|()| Self { _stop: stop }),
             Err(RecvTimeoutError::Timeout) => {

@@ -1,4 +1,4 @@
-//! What the kernel's iSCSI says of its own accord.
+//! The notifications of the kernel's iSCSI.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,24 +15,24 @@ use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::id::SessionId;
 
-/// What a [`Listener`] hears.
+/// What a [`Listener`] receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Notification {
-    /// The session's connection is lost, by `enum iscsi_err`: 1020 closed, 1022
-    /// silent. Up to three come of one loss, and none says of which connection of
-    /// the session's life it is.
+    /// The session's connection is lost, with a number of `enum iscsi_err`: 1020 closed, 1022
+    /// silent. Up to three come for one loss, and none says which of the session's
+    /// connections it was.
     ConnectionLost {
-        /// Of this session.
+        /// The session.
         session: SessionId,
-        /// Why.
+        /// The number of the error.
         error: u32,
     },
-    /// A PDU that is not for the kernel: an answer to one of ours, or the target's
-    /// own word. Header and data; padded with anything.
+    /// A PDU that is not for the kernel: an answer to one of ours, or one that the target
+    /// sends by itself. Header and data, with any padding.
     Pdu {
-        /// Of this session.
+        /// The session.
         session: SessionId,
-        /// The PDU says its own length.
+        /// The PDU, which says its own length.
         pdu: Vec<u8>,
     },
     /// There is a new session.
@@ -41,11 +41,11 @@ pub(crate) enum Notification {
     Unbound(SessionId),
     /// The session is gone.
     Destroyed(SessionId),
-    /// Messages are lost: sysfs has to be looked at.
+    /// Notifications are lost: the receiver must read sysfs.
     Missed,
 }
 
-/// Hears what is said to all, from when it is opened.
+/// Receives the kernel's multicasts from when it is opened.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Socket,
@@ -59,8 +59,7 @@ impl Listener {
     pub(crate) fn open() -> Result<Self> {
         /// The default holds some hundred messages.
         const RECEIVE_BUFFER: usize = 1 << 20;
-        /// What a target may send in one PDU before a login has agreed on more,
-        /// twice.
+        /// Twice what a target may send in one PDU before a login has agreed on more.
         const LONGEST: usize = 32 << 10;
         let open = || {
             let mut socket = Socket::new(NETLINK_ISCSI)?;
@@ -79,7 +78,7 @@ impl Listener {
             .map_err(|error: io::Error| failed("cannot listen to the kernel's iSCSI", &error))
     }
 
-    /// The next; `None` where nothing comes until `deadline`.
+    /// The next notification; `None` if none comes until `deadline`.
     pub(crate) fn next(&mut self, deadline: Deadline) -> Result<Option<Notification>> {
         self.next_or(None, deadline)
     }
@@ -100,10 +99,10 @@ impl Listener {
         }
     }
 
-    /// `false` where nothing is there.
+    /// Receives what is queued; `false` if nothing is.
     fn receive(&mut self) -> Result<bool> {
         self.buffer.clear();
-        // With MSG_TRUNC the true length comes back, also of what was cut.
+        // With MSG_TRUNC the kernel returns the true length, also of a message that it cut.
         let flags = nix::libc::MSG_TRUNC;
         match self.socket.recv_from(&mut self.buffer, flags) {
             Ok((_, sender)) if sender.port_number() != 0 => {
@@ -126,12 +125,13 @@ impl Listener {
         Ok(true)
     }
 
-    /// `false` where `deadline` passes first, or `other` can be read.
+    /// Waits until a notification comes; `false` if `deadline` passes first, or `other` can
+    /// be read.
     fn wait(&self, other: Option<BorrowedFd<'_>>, deadline: Deadline) -> Result<bool> {
         let both = [other, Some(self.socket.as_fd())].into_iter().flatten();
         let mut polled: Vec<_> = both.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         let left = deadline.max_sleep();
-        // A part of a millisecond would be none, and this a loop that spins.
+        // Rounded up: a part of a millisecond would be 0, and the caller's loop would spin.
         let milliseconds = left.as_micros().div_ceil(1000);
         let timeout = i32::try_from(milliseconds).ok().map(PollTimeout::try_from);
         let timeout = timeout

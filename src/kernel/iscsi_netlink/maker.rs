@@ -1,10 +1,10 @@
 //! The right to make sessions, which one process of the whole machine has at a time.
 //!
-//! A session's `creator` is the port number of the socket that asked for it
-//! (`iscsi_if_create_session`), and an iscsid that starts takes up each session whose creator
-//! is not -1. So the socket has the port -1 where it can. Any local user may bind that port
-//! (`netlink_bind`), so it is not the lock: the lock is one on a file that root alone can
-//! open, and another port serves where -1 is taken.
+//! A session's `creator` is the port number of the socket that requested it
+//! (`iscsi_if_create_session`), and an iscsid that starts takes over each session whose
+//! creator is not -1. So the socket gets the port -1 if it can. Any local user may bind that
+//! port (`netlink_bind`), so the port is not the lock: the lock is on a file that root alone
+//! can open, and if -1 is taken, the socket gets another port.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -21,39 +21,39 @@ use crate::kernel::Roots;
 use crate::kernel::locks;
 use crate::kernel::netlink_port::{self, Holder};
 
-/// As a signed number: -1.
+/// The port -1 as an unsigned number.
 const NOBODY: u32 = u32::MAX;
-/// A process that may make sessions is given so long to free the port: earlier versions of
-/// lunbd take no lock, and have the port while they make one.
+/// How long to wait for a process that may make sessions to free the port: earlier versions
+/// of lunbd take no lock, and hold the port while they make a session.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A random port may be taken.
+/// How many random ports are tried, since each may be taken.
 const MOST_TRIES: usize = 16;
 
-/// The right to make a session. Kept from before a session is made until it is started, so
-/// that who has it knows that of those which were never started nobody is at work on any.
-/// The kernel takes it back when the process dies.
+/// The right to make a session. A process holds it from before it makes a session until that
+/// is started. So the holder knows that no other process works on a session that was never
+/// started. The kernel releases it when the process dies.
 #[derive(Debug)]
 pub(crate) struct CreateLock {
     socket: Socket,
     _lock: Flock<File>,
 }
 
-/// Nobody on this machine makes a session as long as this is there, in whatever container.
+/// While this exists, no process of this machine makes a session, in any container.
 #[derive(Debug)]
 pub(crate) struct NoMaker {
-    /// `None` where a process has the port that may make no session.
+    /// `None` if the process that has the port cannot make a session.
     _port: Option<Socket>,
     _lock: Flock<File>,
 }
 
 impl CreateLock {
-    /// Waits for it. **Blocks**, for as long as another has it and no longer. Where another
-    /// process has the port -1, the sessions are made from another port, and the log names
-    /// that process.
+    /// Waits for the right. **Blocks** for as long as another process has it. If another
+    /// process has the port -1, the session is made from another port, and the log names that
+    /// process.
     ///
     /// # Errors
-    /// `InUse` where another process of lunbd had the right all the time, until `deadline`,
-    /// naming it; `NotPermitted` without root.
+    /// `InUse`, naming the process, if another process of lunbd had the right all the time
+    /// until `deadline`; `NotPermitted` without root.
     pub(crate) fn wait(roots: &Roots, deadline: Deadline) -> Result<Self> {
         let lock = lock(roots, deadline)?;
         let socket = match bind(roots, deadline.at_most(PATIENCE))? {
@@ -81,13 +81,13 @@ impl CreateLock {
 }
 
 impl NoMaker {
-    /// Waits until nobody makes a session, also no process of an earlier version of lunbd,
-    /// which has the port alone. A process that has the port and cannot make a session is
-    /// passed over.
+    /// Waits until no process makes a session, also none of an earlier version of lunbd, which
+    /// holds the port alone. It does not wait for a process that has the port and cannot make
+    /// a session.
     ///
     /// # Errors
-    /// `InUse` where another had the right, or may have had it, all the time until
-    /// `deadline`, naming the process.
+    /// `InUse`, naming the process, if another process had the right, or may have had it, all
+    /// the time until `deadline`.
     pub(crate) fn wait(roots: &Roots, deadline: Deadline) -> Result<Self> {
         let lock = lock(roots, deadline)?;
         let port = match bind(roots, deadline)? {
@@ -109,7 +109,7 @@ impl NoMaker {
     }
 }
 
-/// The process that has the port -1 now, in words; `None` where nobody has it.
+/// The process that has the port -1 now, in words; `None` if no process has it.
 pub(crate) fn holder_of_port(roots: &Roots) -> Option<String> {
     netlink_port::holder(roots, NETLINK_ISCSI, NOBODY).map(|holder| holder.words)
 }
@@ -119,7 +119,8 @@ enum Bound {
     Taken(Holder),
 }
 
-/// The port -1, as soon as nobody has it. One that cannot make sessions is not waited for.
+/// Binds the port -1 as soon as it is free. It does not wait for a holder that cannot make
+/// sessions.
 fn bind(roots: &Roots, deadline: Deadline) -> Result<Bound> {
     let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(10));
     let mut is_looked_at = false;
@@ -142,8 +143,8 @@ fn bind(roots: &Roots, deadline: Deadline) -> Result<Bound> {
     }
 }
 
-/// A random port that is negative, as no daemon's is: that is its process's number. Nobody
-/// can hold all of them.
+/// Binds a random negative port. A daemon's port is its process number, which is positive. No
+/// process can hold all negative ports.
 fn bind_another() -> Result<(Socket, i32)> {
     let mut tries = 0;
     loop {
@@ -161,15 +162,15 @@ fn bind_another() -> Result<(Socket, i32)> {
     }
 }
 
-/// Of the driver, known to each process in whatever container, and open to root alone (mode
-/// 0200, `module_uevent` of `kernel/params.c`).
+/// A file of the driver, which each process sees in any container, and root alone can open
+/// (mode 0200, `module_uevent` of `kernel/params.c`).
 fn lock_file(roots: &Roots) -> PathBuf {
     roots.sysfs.join("module/iscsi_tcp/uevent")
 }
 
 fn lock(roots: &Roots, deadline: Deadline) -> Result<Flock<File>> {
     let path = lock_file(roots);
-    // The kernel opens it for writing alone (`kernfs_fop_open`). Nothing is written.
+    // The kernel opens it only for writing (`kernfs_fop_open`). Nothing is written.
     let opened = File::options().write(true).open(&path);
     let mut file = opened.map_err(|error| Error::io("cannot open the lock", &path, &error))?;
     let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(10));

@@ -7,12 +7,12 @@ use nix::errno::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A socket of this port number; 0 has the kernel choose.
+/// Opens a socket with this port number; for 0 the kernel chooses one.
 pub(super) fn open_as(port: u32) -> Result<Socket> {
     let open = || {
         let mut socket = Socket::new(NETLINK_ISCSI)?;
         socket.bind(&SocketAddr::new(port, 0))?;
-        // Of a connected socket the kernel keeps other senders away.
+        // The kernel keeps other senders away from a connected socket.
         socket.connect(&SocketAddr::new(0, 0))?;
         Ok(socket)
     };

@@ -10,20 +10,20 @@ use nix::fcntl::OFlag;
 
 use crate::kernel::Roots;
 
-/// The links of `/proc/PID/task` where the process has one thread: two of each directory,
-/// and one for each thread (`fs/proc/base.c`, `proc_task_getattr`).
+/// The count of links of `/proc/PID/task` if the process has one thread: two of each
+/// directory, and one for each thread (`fs/proc/base.c`, `proc_task_getattr`).
 const OF_ONE_THREAD: u64 = 3;
 
-/// Whether this error says that a process has ended, or has closed a descriptor. Any
-/// other leaves open what there is: a process of uid 0 without `CAP_SYS_PTRACE` may
-/// list the descriptors of others, and not look at one (`EACCES`).
+/// Whether this error means that a process has ended, or has closed a descriptor. Any other
+/// error leaves open what is there: a process of uid 0 without `CAP_SYS_PTRACE` may list the
+/// descriptors of other processes, but not look at one (`EACCES`).
 pub(super) fn has_gone(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::ENOENT | Errno::ESRCH))
 }
 
-/// What was read; nothing where it has gone. Any other error makes the look at its
-/// process incomplete.
+/// What was read; `None` if it has gone. Any other error makes the look at its process
+/// incomplete.
 pub(super) fn unless_denied<T>(read: io::Result<T>, is_whole: &mut bool) -> Option<T> {
     read.inspect_err(|error| *is_whole &= has_gone(error)).ok()
 }
@@ -31,13 +31,13 @@ pub(super) fn unless_denied<T>(read: io::Result<T>, is_whole: &mut bool) -> Opti
 /// The descriptors of one process.
 #[derive(Debug)]
 pub(super) struct Descriptors {
-    /// Each in `/proc`.
+    /// The path of each in `/proc`.
     pub(super) paths: Vec<PathBuf>,
     /// The number of a thread that has not ended, for what all threads share.
     pub(super) thread: u32,
 }
 
-/// How tables of descriptors are told apart.
+/// Tells tables of descriptors apart.
 #[derive(Debug)]
 pub(super) struct Tables {
     /// Whether the numbers in `/proc` are those of this process's PID namespace, so that
@@ -56,7 +56,7 @@ impl Tables {
 
     /// The descriptors of a process: those of its first thread, and those of each thread
     /// with another table. A process that was killed stays for as long as the kernel holds
-    /// one of its threads, and its first thread has none then.
+    /// one of its threads, and then its first thread has no descriptors.
     pub(super) fn descriptors(&self, pid: u32, process: &Path, is_whole: &mut bool) -> Descriptors {
         let mut paths = entries(&process.join("fd"), is_whole);
         let has_ended = paths.is_empty();
@@ -104,9 +104,9 @@ fn entries(dir: &Path, is_whole: &mut bool) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether a descriptor was opened for writing, by the flags in `fdinfo`
-/// (`fs/proc/fd.c`, octal); `None` where it has not the device open. One whose flags
-/// cannot be read may write.
+/// Whether a descriptor was opened for writing, by the flags in `fdinfo` (`fs/proc/fd.c`,
+/// octal); `None` if it does not have the device open. A descriptor whose flags cannot be
+/// read may write.
 pub(super) fn writes(descriptor: &Path) -> Option<bool> {
     let text = match fs::read_to_string(information(descriptor)?) {
         Ok(text) => text,
@@ -123,7 +123,7 @@ pub(super) fn writes(descriptor: &Path) -> Option<bool> {
     Some(flags & OFlag::O_ACCMODE != OFlag::O_RDONLY)
 }
 
-/// Where the kernel says more of a descriptor.
+/// The file in which the kernel shows more of a descriptor.
 pub(super) fn information(descriptor: &Path) -> Option<PathBuf> {
     let number = descriptor.file_name()?;
     Some(descriptor.parent()?.with_file_name("fdinfo").join(number))
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(found.thread, pid);
         // The harness has other threads, and each shares the table of the first.
         assert_eq!(found.paths.iter().filter(|path| is_full(path)).count(), 1);
-        // Where the numbers may be of another namespace each thread is read.
+        // If the numbers may be of another namespace, each thread is read.
         let foreign = Tables {
             has_own_numbers: false,
         };

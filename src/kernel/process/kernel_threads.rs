@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 
 use crate::kernel::{Roots, sysfs};
 
-/// They are children of kthreadd, as programs are that the kernel starts. The flags of
-/// each child tell them apart, and are read once in the life of a thread.
+/// The threads of the kernel are children of kthreadd, and so are the programs that the
+/// kernel starts. The flags of each child tell them apart, and are read once in the life of a
+/// thread.
 pub(super) struct KernelThreads {
-    /// None where `/proc` does not say them: then all are looked at.
+    /// Empty if `/proc` does not show the children: then all processes are looked at.
     children: BTreeSet<u32>,
 }
 

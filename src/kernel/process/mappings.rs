@@ -16,27 +16,27 @@ use super::descriptors::unless_denied;
 use crate::kernel::Roots;
 use crate::kernel::devices::NumberedDevice;
 
-/// More than the mappings of any process take.
+/// The most that is read of `maps`, in bytes: more than the mappings of any process take.
 const LONGEST: u64 = 64 << 20;
 
 /// How the kernel names the memory that a process shares with an `io_uring`.
 const RING: &str = "anon_inode:[io_uring]";
 
-/// What was found of the mappings of a process.
+/// What was found in the mappings of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Mapped {
-    /// What it can write to by a mapping.
+    /// The devices to which it can write by a mapping.
     pub(super) devices: Vec<NumberedDevice>,
-    /// Whether it has a ring mapped: one whose descriptor is closed works on.
+    /// Whether it has a ring mapped: a ring still works after its descriptor is closed.
     pub(super) has_ring: bool,
 }
 
-/// A look at the mappings of several processes. Those of one program have the same files
-/// mapped, and each file is asked for once.
+/// A look at the mappings of several processes. Processes of one program have the same files
+/// mapped, so each file is asked for once.
 #[derive(Debug, Default)]
 pub(super) struct Mappings {
     text: Vec<u8>,
-    /// What `maps` says of a file, and the device that it is.
+    /// The device of each file, by what `maps` says of the file.
     known: BTreeMap<String, Option<NumberedDevice>>,
 }
 
@@ -77,15 +77,15 @@ impl Mappings {
 fn device(roots: &Roots, link: &Path) -> io::Result<Option<NumberedDevice>> {
     let is_denied = |error: &io::Error| error.raw_os_error() == Some(Errno::EPERM as i32);
     match roots.devices.device_at(link) {
-        // The file's own file system denies the look, as that of a user may. It has no
-        // disk of this machine.
+        // The file's own file system denies the look, as that of a user may. Such a file is
+        // no disk of this machine.
         Err(error) if !is_denied(&error) && fs::read_link(link).is_ok() => Ok(None),
         found => found,
     }
 }
 
-/// The addresses and the file of a line of `maps`, where what is written there is written
-/// to the file. `map_files` has the addresses without leading zeros.
+/// The addresses and the file of a line of `maps`, if a write to the mapping is a write to
+/// the file. `map_files` has the addresses without leading zeros.
 fn writable(line: &str) -> Option<(String, &str)> {
     let (addresses, rest) = line.split_once(' ')?;
     let (permissions, rest) = rest.split_once(' ')?;

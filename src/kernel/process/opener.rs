@@ -5,7 +5,7 @@ use crate::kernel::devices::NumberedDevice;
 /// A process that has a device open.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Opener {
-    /// What is open.
+    /// The device that is open.
     pub device: NumberedDevice,
     /// The process.
     pub pid: u32,
@@ -17,7 +17,7 @@ pub struct Opener {
     pub means: Means,
 }
 
-/// What of a process keeps a device open.
+/// What a process has that keeps a device open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Means {
     /// A descriptor.

@@ -2,8 +2,8 @@
 //! descriptors it may have closed since.
 //!
 //! The kernel shows them in the `fdinfo` of the ring (`io_uring/fdinfo.c`). Up to Linux 6.13
-//! it shows the last component of a file's path, and later the path. It shows them only
-//! where nobody has the ring's lock at that moment.
+//! it shows the last component of a file's path, and later the path. It shows them only if
+//! no thread holds the ring's lock at that moment.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,12 +15,12 @@ use crate::kernel::Roots;
 use crate::kernel::devices::NumberedDevice;
 use crate::kernel::machine::kernel_version;
 
-/// How often a ring is looked at whose lock somebody has: a submission takes it for a
+/// How often a ring is read while a thread holds its lock: a submission takes the lock for a
 /// moment, again and again.
 const TRIES: usize = 64;
 
-/// From this version on the kernel shows nothing of a ring whose lock somebody has. Before,
-/// it left out the files alone.
+/// From this version on the kernel shows nothing of a ring while its lock is held. Earlier
+/// versions left out the files alone.
 const SHOWS_ALL_OR_NOTHING: (u32, u32) = (6, 16);
 
 /// Whether the link of a descriptor says that it is a ring.
@@ -28,8 +28,8 @@ pub(super) fn is_ring(link: &Path) -> bool {
     link == Path::new("anon_inode:[io_uring]")
 }
 
-/// Those of `wanted` that are fixed files of this ring, of the process of this directory in
-/// `/proc`. **May block** where the path of a file leads to a file server.
+/// The devices of `wanted` that are fixed files of this ring of a process, whose directory in
+/// `/proc` is `process`. **May block** if the path of a file leads to a file server.
 pub(super) fn fixed_files(
     roots: &Roots,
     process: &Path,
@@ -58,7 +58,7 @@ pub(super) fn fixed_files(
     Vec::new()
 }
 
-/// What the kernel shows of the files; `None` where somebody had the ring's lock.
+/// The names of the files that the kernel shows; `None` if the ring's lock was held.
 fn names<'a>(text: &'a str, is_all: &dyn Fn() -> bool) -> Option<Vec<&'a str>> {
     let mut lines = text.lines();
     let count = lines.find_map(|line| line.strip_prefix("UserFiles:"))?;
@@ -73,8 +73,8 @@ fn names<'a>(text: &'a str, is_all: &dyn Fn() -> bool) -> Option<Vec<&'a str>> {
     Some(shown.into_iter().filter(|name| *name != "<none>").collect())
 }
 
-/// The one of `wanted` that a file of this name, or of this path, is. Where the path leads
-/// nowhere from here, the device's own name decides.
+/// The device of `wanted` with this name or path. If the path leads nowhere from here, the
+/// device's own name decides.
 fn device(
     roots: &Roots,
     process: &Path,

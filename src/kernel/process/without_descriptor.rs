@@ -1,8 +1,8 @@
 //! What processes keep open without a descriptor: files that they have mapped, and files
 //! that they have registered with an `io_uring`.
 //!
-//! The kernel shows both, and may not answer: a process that waits for a file server while
-//! it changes its memory holds up whoever looks at its mappings. Such a process is given up.
+//! The kernel shows both, and may not answer: a process that waits for a file server while it
+//! changes its memory blocks every reader of its mappings. Such a process is given up.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -20,8 +20,8 @@ use crate::kernel::Roots;
 use crate::kernel::devices::NumberedDevice;
 use crate::kernel::worker::{self, Pending};
 
-/// How long one process may take. The kernel answers for any that changes its memory for a
-/// moment within this.
+/// How long one process may take. If the process changes its memory only for a moment, the
+/// kernel answers within this time.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// A busy machine may take this long to run a thread.
@@ -41,12 +41,12 @@ pub(super) struct Process {
     pub(super) rings: Vec<PathBuf>,
 }
 
-/// What was found of one process.
+/// What was found for one process.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) pid: u32,
     pub(super) opened: Vec<(NumberedDevice, Means)>,
-    /// Whether all was looked at.
+    /// Whether everything could be looked at.
     pub(super) is_whole: bool,
 }
 
@@ -54,8 +54,8 @@ pub(super) struct Found {
 /// thread, and is not looked at a second time.
 static GIVEN_UP: Mutex<BTreeMap<u32, Pending<()>>> = Mutex::new(BTreeMap::new());
 
-/// Those of `wanted` that these processes keep open without a descriptor, each process in
-/// its turn. One that the kernel does not answer for in time is not whole.
+/// The devices of `wanted` that these processes keep open without a descriptor, each process
+/// in its turn. A process for which the kernel does not answer in time is not whole.
 pub(super) fn read(
     roots: &Roots,
     wanted: &[NumberedDevice],
@@ -93,7 +93,7 @@ pub(super) fn read(
             }
         };
         if answered {
-            // A thread that died has left some.
+            // A thread that died has left some processes.
             break;
         }
         if let Some(process) = left.pop_front() {
@@ -106,7 +106,7 @@ pub(super) fn read(
     found
 }
 
-/// Until when the next process is waited for.
+/// Until when to wait for the next process.
 fn patience(deadline: Deadline) -> Deadline {
     let part = (deadline.remaining() / PART).clamp(SHORTEST, LONGEST);
     deadline.at_most(part)
@@ -155,7 +155,7 @@ fn look(
     let mut is_whole = true;
     let directory = roots.proc.join(process.thread.to_string());
     let mapped = mappings.read(roots, &directory, &mut is_whole);
-    // A ring works on while it is mapped, and no descriptor of it shows its files.
+    // A ring still works while it is mapped, and without a descriptor nothing shows its files.
     is_whole &= !mapped.has_ring || !process.rings.is_empty();
     let mut opened = Vec::new();
     for device in mapped.devices {
@@ -206,7 +206,7 @@ mod tests {
         process.join("maps")
     }
 
-    /// Nobody reads or writes it: an open waits.
+    /// Makes a file whose open waits, since no process has its other end open.
     fn hang(path: &Path) {
         mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
     }
@@ -215,7 +215,7 @@ mod tests {
     fn a_process_that_the_kernel_does_not_answer_for_is_given_up_and_holds_up_no_other() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
-        // No process of this machine, and of no other test.
+        // The numbers of no process of this machine, and of no other test.
         let [before, hanging, behind] = [4_194_310, 4_194_311, 4_194_312];
         fs::write(maps(&roots, before), "").unwrap();
         fs::write(maps(&roots, behind), "").unwrap();

@@ -18,7 +18,7 @@ pub(super) type Call = Box<dyn FnOnce() + Send>;
 /// Which open files a thread has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FdTable {
-    /// Those of the process.
+    /// The open files of the process.
     Shared,
     /// Its own, initially none.
     Own,

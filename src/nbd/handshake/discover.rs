@@ -1,4 +1,4 @@
-//! What a server serves: its list, then each export of it.
+//! Discovers the exports of a server: its list, then each export of the list.
 
 use std::io::{Read, Write};
 
@@ -8,13 +8,13 @@ use super::{Answer, ask_for, greet, read_list, with_handshake_stage};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nbd::export::Export;
-use crate::nbd::violation::broken;
+use crate::nbd::violation::violation;
 
-/// What all answers about exports may hold together, in bytes: each of 65,536 exports has
-/// its size, flags and block sizes in 26 of them.
+/// The limit for all answers about exports together, in bytes. Each of 65,536 exports needs 26
+/// bytes for its size, flags and block sizes.
 const LONGEST_ANSWERS: usize = 8 << 20;
 
-/// One export that a server lists, and what the server says of it.
+/// One export that a server lists, and what the server reports of it.
 #[derive(Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -22,12 +22,11 @@ pub struct DiscoveredExport {
     /// Its name: free text, which may hold control characters, so show it with
     /// `{:?}`.
     pub name: String,
-    /// The server's words for it, escaped and cut to be shown; `None` where it says
-    /// nothing.
+    /// The server's description, escaped and cut for display; `None` if it sent none.
     pub description: Option<String>,
-    /// Its size, flags and block sizes; `None` where the server does not say them.
+    /// Its size, flags and block sizes; `None` if the server does not report them.
     pub export: Option<Export>,
-    /// Why it does not.
+    /// Why the server does not report them.
     pub error: Option<Error>,
 }
 
@@ -41,15 +40,16 @@ impl DiscoveredExport {
 }
 
 /// The exports that a server lists (`OPT_LIST`), each with its size, flags and block sizes
-/// (`OPT_INFO`), in the order of the list. None is opened for I/O. The stream is of no more
-/// use afterwards; its reads and writes must give up by themselves when `deadline` passes,
-/// as those of [`nbd::discover`](crate::nbd::discover) do.
+/// (`OPT_INFO`), in the order of the list. None is opened for I/O. The stream cannot be used
+/// afterwards. Its reads and writes must end by themselves when `deadline` passes, as those of
+/// [`nbd::discover`](crate::nbd::discover) do.
 ///
-/// An export of which the server refuses to speak, or says what no export can have, has the
-/// reason as its error. A server that does not know `OPT_INFO` is not asked for the others.
+/// If the server refuses to report an export, or reports values that no export can have, the
+/// export has the reason as its error. If the server does not know `OPT_INFO`, it is not asked
+/// about the other exports.
 ///
 /// # Errors
-/// As of [`list`](super::list); `Protocol` also where the answers about the exports hold more
+/// Those of [`list`](super::list); `Protocol` also if the answers about the exports hold more
 /// than 8 MiB together.
 pub fn discover(
     stream: &mut (impl Read + Write),
@@ -96,7 +96,11 @@ fn ask<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<DiscoveredExpo
         };
         if length > LONGEST_ANSWERS {
             let expected = "at most 8 MiB for all exports together";
-            return Err(broken("description of the exports", "too long", expected));
+            return Err(violation(
+                "description of the exports",
+                "too long",
+                expected,
+            ));
         }
         let (export, error) = match told {
             Ok(export) => (Some(export), None),

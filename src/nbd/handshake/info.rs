@@ -4,7 +4,7 @@ use super::wire::{self, Fields};
 use crate::error::{Error, Result, escape_untrusted};
 use crate::nbd::block_size::BlockSizes;
 use crate::nbd::export::Export;
-use crate::nbd::violation::broken;
+use crate::nbd::violation::violation;
 
 const INFO_EXPORT: u16 = 0;
 const INFO_BLOCK_SIZE: u16 = 3;
@@ -22,20 +22,20 @@ impl Infos {
     /// description.
     pub(super) fn add(&mut self, payload: &[u8]) -> Result<()> {
         if payload.len() < 2 {
-            return Err(broken("length of an info", payload.len(), "at least 2"));
+            return Err(violation("length of an info", payload.len(), "at least 2"));
         }
         let mut fields = Fields(payload);
         match fields.u16() {
             INFO_EXPORT => {
                 if payload.len() != 12 {
-                    return Err(broken("length of INFO_EXPORT", payload.len(), "12"));
+                    return Err(violation("length of INFO_EXPORT", payload.len(), "12"));
                 }
                 once(self.export.is_some(), "INFO_EXPORT")?;
                 self.export = Some((fields.u64(), fields.u16()));
             }
             INFO_BLOCK_SIZE => {
                 if payload.len() != 14 {
-                    return Err(broken("length of INFO_BLOCK_SIZE", payload.len(), "14"));
+                    return Err(violation("length of INFO_BLOCK_SIZE", payload.len(), "14"));
                 }
                 once(self.block_sizes.is_some(), "INFO_BLOCK_SIZE")?;
                 let sizes = BlockSizes::new(fields.u32(), fields.u32(), fields.u32())?;
@@ -50,7 +50,7 @@ impl Infos {
     pub(super) fn finish(self, name: &str, ack: &[u8]) -> Result<Export> {
         wire::empty_ack(ack)?;
         let Some((size, flags)) = self.export else {
-            return Err(broken(
+            return Err(violation(
                 "ACK to OPT_GO or OPT_INFO",
                 "the first reply",
                 "INFO_EXPORT before it",
@@ -62,7 +62,7 @@ impl Infos {
 
 fn once(came_before: bool, info: &str) -> Result<()> {
     if came_before {
-        return Err(broken(info, "said twice", "it once"));
+        return Err(violation(info, "said twice", "it once"));
     }
     Ok(())
 }
@@ -70,17 +70,25 @@ fn once(came_before: bool, info: &str) -> Result<()> {
 /// Decodes one entry of a list: the name's length, the name, and text for
 /// people.
 pub(super) fn listed(payload: &[u8]) -> Result<ListedExport> {
-    let not_text = |_| -> Error { broken("name of a listed export", "not UTF-8", "UTF-8") };
+    let not_text = |_| -> Error { violation("name of a listed export", "not UTF-8", "UTF-8") };
     if payload.len() < 4 {
         let expected = "at least 4";
-        return Err(broken("length of a listed export", payload.len(), expected));
+        return Err(violation(
+            "length of a listed export",
+            payload.len(),
+            expected,
+        ));
     }
     let mut fields = Fields(payload);
     let length = usize::try_from(fields.u32()).unwrap_or(usize::MAX);
     let name = fields.0.split_at_checked(length);
     let Some((name, description)) = name.filter(|_| length <= LONGEST_NAME) else {
         let expected = "at most 4096 and within its reply";
-        return Err(broken("length of a listed export's name", length, expected));
+        return Err(violation(
+            "length of a listed export's name",
+            length,
+            expected,
+        ));
     };
     Ok(ListedExport {
         name: String::from_utf8(name.to_vec()).map_err(not_text)?,

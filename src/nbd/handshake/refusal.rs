@@ -1,7 +1,7 @@
 //! A server's error replies.
 
 use crate::error::{Error, ErrorKind, Result, escape_untrusted};
-use crate::nbd::violation::broken;
+use crate::nbd::violation::violation;
 
 /// An error reply: its code, and the server's text.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ impl Refusal {
     /// Decodes a reply that is neither the answer nor its end.
     pub(super) fn decode(kind: u32, payload: &[u8]) -> Result<Self> {
         if kind & ERROR == 0 {
-            return Err(broken(
+            return Err(violation(
                 "type of a reply",
                 kind,
                 "one that answers the option",

@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::nbd::violation::broken;
+use crate::nbd::violation::violation;
 
 const NBDMAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
 const IHAVEOPT: u64 = u64::from_be_bytes(*b"IHAVEOPT");
@@ -39,12 +39,18 @@ impl Greeting {
         let (magic, style) = (fields.u64(), fields.u64());
         let flags = HandshakeFlags::from_bits_truncate(fields.u16());
         if magic != NBDMAGIC {
-            return Err(broken("magic", format!("{magic:#018x}"), "NBDMAGIC"));
+            return Err(violation("magic", format!("{magic:#018x}"), "NBDMAGIC"));
         }
         let old = match style {
             IHAVEOPT => !flags.contains(HandshakeFlags::FIXED_NEWSTYLE),
             OLDSTYLE => true,
-            _ => return Err(broken("second magic", format!("{style:#018x}"), "IHAVEOPT")),
+            _ => {
+                return Err(violation(
+                    "second magic",
+                    format!("{style:#018x}"),
+                    "IHAVEOPT",
+                ));
+            }
         };
         if old {
             let message = "the NBD server speaks an older handshake than fixed newstyle";
@@ -119,14 +125,18 @@ impl ReplyHeader {
         let (kind, length) = (fields.u32(), fields.u32());
         if magic != REPLY_MAGIC {
             let expected = format!("{REPLY_MAGIC:#018x}");
-            return Err(broken("reply magic", format!("{magic:#018x}"), &expected));
+            return Err(violation(
+                "reply magic",
+                format!("{magic:#018x}"),
+                &expected,
+            ));
         }
         if option != to as u32 {
             let expected = format!("{} ({to:?})", to as u32);
-            return Err(broken("option of a reply", option, &expected));
+            return Err(violation("option of a reply", option, &expected));
         }
         if length > Self::LONGEST {
-            return Err(broken("length of a reply", length, "at most 65536"));
+            return Err(violation("length of a reply", length, "at most 65536"));
         }
         Ok(Self { kind, length })
     }
@@ -136,7 +146,7 @@ pub(super) fn empty_ack(payload: &[u8]) -> Result<()> {
     if payload.is_empty() {
         return Ok(());
     }
-    Err(broken("length of an ACK", payload.len(), "0"))
+    Err(violation("length of an ACK", payload.len(), "0"))
 }
 
 /// The size in bytes and the transmission flags.

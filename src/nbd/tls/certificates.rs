@@ -6,41 +6,57 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use rustls::RootCertStore;
-use rustls::pki_types::pem::{self, PemObject as _};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use zeroize::Zeroizing;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::given_up::GivenUp;
 use crate::kernel::worker;
 
-/// Of a file, in bytes: more than any system's authorities.
+/// The reads on file systems that did not answer.
+static GIVEN_UP: GivenUp<Certificates> = GivenUp::new();
+
+/// The longest file that is read, in bytes: more than any system's authorities take.
 const LONGEST: usize = 4 << 20;
 
-/// Whom the client trusts, and what it shows.
+/// The authorities that the client trusts, and the certificate that it shows.
 #[derive(Debug)]
 pub(super) struct Certificates {
     pub(super) authorities: RootCertStore,
+    /// The lists of certificates that their authorities have revoked.
+    pub(super) revoked: Vec<CertificateRevocationListDer<'static>>,
     pub(super) own: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
 }
 
 impl Certificates {
-    /// Reads them anew, so that new ones count from the next connection on; on a thread of
-    /// its own, which stays where the file system does not answer.
+    /// Reads the files for each connection, so that new files count from the next connection
+    /// on. It reads on a thread of its own, which stays if the file system does not answer.
     ///
     /// # Errors
-    /// `InvalidInput` for a file that holds no certificate or no key, and for a directory
-    /// without files; those of reading a file; `TimedOut` at stage `tls`.
+    /// `InvalidInput` for a file that holds no certificate, no list or no key, and for a
+    /// directory without files; those of reading a file; `TimedOut` at stage `tls`, and
+    /// `Quarantined` after that until the read has returned.
     pub(super) fn read(directory: Option<&Path>, deadline: Deadline) -> Result<Self> {
+        let what = match directory {
+            Some(directory) => format!("the certificates in {}", directory.display()),
+            None => "the system's certificates".to_owned(),
+        };
+        if GIVEN_UP.has(&what) {
+            let message = format!("an earlier read of {what} has not returned");
+            return Err(Error::new(ErrorKind::Quarantined, message));
+        }
+        let timed_out = || Error::timed_out(Stage::Tls, deadline, &what);
+        if deadline.has_passed() {
+            return Err(timed_out().with_last_seen("not begun: the deadline had passed"));
+        }
         let directory = directory.map(Path::to_owned);
-        let last_seen = || "no answer".to_owned();
-        worker::run(
-            Stage::Tls,
-            "the certificates",
-            deadline,
-            last_seen,
-            move || Self::read_now(directory.as_deref()),
-        )
+        let call = move || Self::read_now(directory.as_deref());
+        let pending = worker::start(Stage::Tls, call)?;
+        GIVEN_UP
+            .wait(what.clone(), pending, deadline)
+            .unwrap_or_else(|| Err(timed_out().with_last_seen("no answer")))
     }
 
     fn read_now(directory: Option<&Path>) -> Result<Self> {
@@ -48,17 +64,23 @@ impl Certificates {
             let authorities = system_authorities()?;
             return Ok(Self {
                 authorities,
+                revoked: Vec::new(),
                 own: None,
             });
         };
-        let [ca, certificate, key] =
-            ["ca-cert.pem", "client-cert.pem", "client-key.pem"].map(|name| directory.join(name));
+        let [ca, lists, certificate, key] = [
+            "ca-cert.pem",
+            "ca-crl.pem",
+            "client-cert.pem",
+            "client-key.pem",
+        ]
+        .map(|name| directory.join(name));
         let own = match (read_if_there(&certificate)?, read_if_there(&key)?) {
             (Some(chain), Some(secret)) => {
                 warn_if_open_to_others(&key);
                 let secret = PrivateKeyDer::from_pem_slice(&secret)
                     .map_err(|error| no_pem(&key, "key", &error))?;
-                Some((chain_of(&certificate, &chain)?, secret))
+                Some((all_of(&certificate, "certificate", &chain)?, secret))
             }
             (None, None) => None,
             (Some(_), None) => return Err(lacks(&key, "client-cert.pem is there")),
@@ -69,13 +91,21 @@ impl Certificates {
             None if own.is_some() => system_authorities()?,
             None => return Err(lacks(&ca, "client-cert.pem is not there either")),
         };
-        Ok(Self { authorities, own })
+        let revoked = match read_if_there(&lists)? {
+            Some(text) => all_of(&lists, "revocation list", &text)?,
+            None => Vec::new(),
+        };
+        Ok(Self {
+            authorities,
+            revoked,
+            own,
+        })
     }
 }
 
 fn authorities_of(path: &Path, text: &[u8]) -> Result<RootCertStore> {
     let mut authorities = RootCertStore::empty();
-    for certificate in chain_of(path, text)? {
+    for certificate in all_of(path, "certificate", text)? {
         authorities.add(certificate).map_err(|error| {
             let message = format!("a certificate in it is of no authority: {error}");
             Error::new(ErrorKind::InvalidInput, message).with_path(path)
@@ -96,13 +126,14 @@ fn system_authorities() -> Result<RootCertStore> {
     Err(Error::new(ErrorKind::InvalidInput, message))
 }
 
-fn chain_of(path: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
-    let read: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    let chain = read.map_err(|error| no_pem(path, "certificate", &error))?;
-    if chain.is_empty() {
-        return Err(no_pem(path, "certificate", &pem::Error::NoItemsFound));
+/// All items of one kind that the file holds; `what` names the kind.
+fn all_of<T: PemObject>(path: &Path, what: &str, text: &[u8]) -> Result<Vec<T>> {
+    let read: std::result::Result<Vec<_>, _> = T::pem_slice_iter(text).collect();
+    let items = read.map_err(|error| no_pem(path, what, &error))?;
+    if items.is_empty() {
+        return Err(no_pem(path, what, &pem::Error::NoItemsFound));
     }
-    Ok(chain)
+    Ok(items)
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>> {
@@ -112,7 +143,7 @@ fn read_if_there(path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>> {
         opened => opened.map_err(|error| failed(&error))?,
     };
     let length = file.metadata().map_err(|error| failed(&error))?.len();
-    // No growing: that would leave copies of the text behind.
+    // The buffer must not grow: that would leave copies of the text in memory.
     let room = usize::try_from(length).unwrap_or(LONGEST).min(LONGEST) + 1;
     let mut text = Zeroizing::new(Vec::with_capacity(room));
     let most = u64::try_from(room).unwrap_or(u64::MAX);

@@ -2,17 +2,17 @@
 
 use std::io;
 
-use rustls::{AlertDescription, CertificateError, Error as TlsError};
+use rustls::{AlertDescription, CertificateError, Error as TlsError, PeerIncompatible};
 
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Stage};
 
-/// Of rustls, where the error has one in it.
+/// The error of rustls in this error, if there is one.
 pub(super) fn tls_error(error: &io::Error) -> Option<&TlsError> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Of a handshake with the server that is called `name`.
+/// The error for a failed handshake with the server `name`.
 pub(super) fn of(error: &io::Error, name: &str, deadline: Deadline) -> Error {
     if let Some(error) = tls_error(error) {
         return of_tls(error, name);
@@ -27,13 +27,23 @@ pub(super) fn of(error: &io::Error, name: &str, deadline: Deadline) -> Error {
     Error::new(ErrorKind::Unreachable, message).at(Stage::Tls)
 }
 
+const NO_VERSION: &str = "it has neither TLS 1.3 nor TLS 1.2";
+
 pub(super) fn of_tls(error: &TlsError, name: &str) -> Error {
     let (kind, why) = match error {
         TlsError::InvalidCertificate(error) => (ErrorKind::IdentityMismatch, certificate(error)),
         TlsError::AlertReceived(alert) => received(*alert),
+        TlsError::PeerIncompatible(
+            PeerIncompatible::ServerDoesNotSupportTls12Or13
+            | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig,
+        ) => (ErrorKind::NotSupported, NO_VERSION),
         TlsError::PeerIncompatible(_) => {
             (ErrorKind::NotSupported, "it has no cipher that is offered")
         }
+        TlsError::InvalidCertRevocationList(_) => (
+            ErrorKind::InvalidInput,
+            "ca-crl.pem of tls-certificates=DIRECTORY cannot be used",
+        ),
         TlsError::NoCertificatesPresented => {
             (ErrorKind::IdentityMismatch, "it shows no certificate")
         }
@@ -43,13 +53,17 @@ pub(super) fn of_tls(error: &TlsError, name: &str) -> Error {
     Error::new(kind, message).at(Stage::Tls)
 }
 
-/// The server ended the connection after it had asked for a certificate of the client.
+/// The error if the server ended the connection, without an alert, after it had asked for a
+/// certificate of the client.
 pub(super) fn of_certificate(name: &str, was_shown: bool) -> Error {
-    let (kind, why) = received(if was_shown {
-        AlertDescription::BadCertificate
+    let (kind, why) = if was_shown {
+        // A server that was killed has accepted it.
+        let why = "it ended the connection when it had client-cert.pem of \
+                   tls-certificates=DIRECTORY: it has stopped, or does not accept the certificate";
+        (ErrorKind::Unreachable, why)
     } else {
-        AlertDescription::CertificateRequired
-    });
+        received(AlertDescription::CertificateRequired)
+    };
     let message = format!("no TLS with the NBD server {name}: {why}");
     Error::new(kind, message).at(Stage::Tls)
 }
@@ -62,15 +76,22 @@ fn certificate(error: &CertificateError) -> &'static str {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "its certificate is not valid yet: compare the clocks"
         }
+        CertificateError::NotValidForNameContext { presented, .. } if presented.is_empty() => {
+            "its certificate has no subjectAltName: a name in its subject (CN) does not count"
+        }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "its certificate is for another name: say tls-hostname=NAME if that is right"
         }
-        // Two authorities may have one name.
+        // Two authorities may have one name, so a bad signature means an unknown authority too.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "its certificate is of no authority that is trusted: put the authority's into \
              ca-cert.pem of tls-certificates=DIRECTORY"
         }
         CertificateError::Revoked => "its certificate was revoked",
+        // rustls names this error in its text alone.
+        CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => {
+            "its certificate is an authority's (CA:TRUE): the server needs one of its own"
+        }
         _ => "its certificate proves nothing",
     }
 }
@@ -94,7 +115,8 @@ fn received(alert: AlertDescription) -> (ErrorKind, &'static str) {
             "it does not accept client-cert.pem of tls-certificates=DIRECTORY: compare its authority and \
              its end",
         ),
-        Alert::HandshakeFailure | Alert::InsufficientSecurity | Alert::ProtocolVersion => (
+        Alert::ProtocolVersion => (ErrorKind::NotSupported, NO_VERSION),
+        Alert::HandshakeFailure | Alert::InsufficientSecurity => (
             ErrorKind::NotSupported,
             "it takes no ChaCha20-Poly1305, which alone is offered",
         ),
@@ -107,6 +129,8 @@ fn received(alert: AlertDescription) -> (ErrorKind, &'static str) {
 
 #[cfg(test)]
 mod tests {
+    use rustls::CertRevocationListError;
+
     use super::*;
 
     #[test]
@@ -140,6 +164,21 @@ mod tests {
                 of(TlsError::AlertReceived(AlertDescription::HandshakeFailure)),
                 ErrorKind::NotSupported,
                 "ChaCha20",
+            ),
+            (
+                of(TlsError::AlertReceived(AlertDescription::ProtocolVersion)),
+                ErrorKind::NotSupported,
+                "neither TLS 1.3 nor TLS 1.2",
+            ),
+            (
+                of(PeerIncompatible::ServerDoesNotSupportTls12Or13.into()),
+                ErrorKind::NotSupported,
+                "neither TLS 1.3 nor TLS 1.2",
+            ),
+            (
+                of(CertRevocationListError::IssuerInvalidForCrl.into()),
+                ErrorKind::InvalidInput,
+                "ca-crl.pem",
             ),
         ] {
             assert_eq!(error.kind(), kind, "{error}");

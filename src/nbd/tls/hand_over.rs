@@ -1,4 +1,4 @@
-//! The keys of a connection, from rustls to the kernel (`linux/tls.h`, and
+//! Hands the keys of a connection from rustls to the kernel (`linux/tls.h`, and
 //! `Documentation/networking/tls.rst`).
 
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use crate::nbd::tls_info::{TlsCipher, TlsVersion};
 /// the cipher that it uses.
 ///
 /// # Errors
-/// `NotSupported` where the kernel has no TLS, or not this cipher; `Unreachable` where the
+/// `NotSupported` if the kernel has no TLS, or not this cipher; `Unreachable` if the
 /// connection has ended.
 pub(super) fn to_kernel(
     session: ClientConnection,
@@ -40,7 +40,7 @@ pub(super) fn to_kernel(
         let what = format!("the kernel takes no keys of TLS {version} {cipher}");
         let error = Error::of_errno(&what, errno);
         match errno {
-            // No such cipher in the crypto API, or in this version of its TLS.
+            // The kernel's crypto API, or this version of its TLS, lacks the cipher.
             Errno::ENOENT | Errno::EINVAL | Errno::EOPNOTSUPP => {
                 error.with_kind(ErrorKind::NotSupported)
             }
@@ -61,12 +61,11 @@ fn unusable(what: &str) -> Error {
     Error::new(ErrorKind::NotSupported, message)
 }
 
-/// The ciphers of what lunbd offers that this kernel takes, each tried on a connection of
-/// this machine with itself.
+/// The ciphers that lunbd offers and this kernel takes. Each is tried on a connection of this
+/// machine with itself.
 ///
 /// # Errors
-/// `NotSupported` where the kernel has no TLS; `Unreachable` where the loopback interface is
-/// down.
+/// `NotSupported` if the kernel has no TLS; `Unreachable` if the loopback interface is down.
 pub(crate) fn ciphers_of_kernel(deadline: Deadline) -> Result<Vec<&'static str>> {
     let tried = [
         ("TLS 1.3 ChaCha20-Poly1305", libc::TLS_1_3_VERSION),
@@ -94,14 +93,14 @@ fn begin(stream: &OwnedFd) -> Result<()> {
             let message = "the kernel has no TLS: load the module tls (CONFIG_TLS)";
             Error::of_errno(message, errno).with_kind(ErrorKind::NotSupported)
         }
-        // Only a connection that stands takes it (`net/tls/tls_main.c`, `tls_init`).
+        // Only an established connection takes it (`net/tls/tls_main.c`, `tls_init`).
         Errno::ENOTCONN => Error::of_errno("the NBD server closed the connection", errno)
             .with_kind(ErrorKind::Unreachable),
         _ => Error::of_errno("cannot begin the kernel's TLS", errno),
     })
 }
 
-/// Of one direction; overwritten when dropped.
+/// The keys of one direction, which are overwritten when dropped.
 struct Keys(libc::tls12_crypto_info_chacha20_poly1305);
 
 impl Keys {

@@ -2,11 +2,11 @@
 
 use std::io::{self, Read, Write};
 
-/// Of a record's header (RFC 8446, 5.1): type, version, length.
+/// The length of a record's header in bytes (RFC 8446, 5.1): type, version, length.
 const HEADER: usize = 5;
 
-/// Reads no byte behind the record that it is in, so that whatever the peer sends next
-/// stays in the socket, for the kernel.
+/// Reads no byte behind the present record, so that what the peer sends next stays in the
+/// socket for the kernel.
 pub(super) struct RecordReader<S> {
     stream: S,
     header: [u8; HEADER],
@@ -26,7 +26,7 @@ impl<S> RecordReader<S> {
         }
     }
 
-    /// Whether the last record was read to its end, and nothing of the next.
+    /// Whether the last record was read to its end, and nothing of the next one.
     pub(super) fn is_between_two(&self) -> bool {
         self.have == 0
     }

@@ -13,10 +13,12 @@ use super::*;
 use crate::id::NbdUri;
 use crate::nbd::ServerCertificate;
 
+mod trust;
+
 const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const SIZE: u64 = 8 << 20;
 
-/// A directory as `tls-certificates` names one, and the server's part of it.
+/// A directory for `tls-certificates`, and the server's configuration that fits it.
 struct Authority {
     directory: TempDir,
     server: ServerConfig,
@@ -38,7 +40,7 @@ impl Authority {
         Self { directory, server }
     }
 
-    /// The server asks for a certificate of the client.
+    /// Makes the server ask for a certificate of the client.
     fn asks_for_client(mut self, name: &str) -> Self {
         let made = generate_simple_self_signed([name.to_owned()]).unwrap();
         let mut roots = RootCertStore::empty();
@@ -107,7 +109,7 @@ fn read_option(stream: &mut impl Read) -> Option<u32> {
     Some(field(8))
 }
 
-/// Serves one client, over TLS where there is a configuration; returns the port.
+/// Serves one client, over TLS if there is a configuration, and returns the port.
 fn serve(config: Option<ServerConfig>) -> (u16, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -129,7 +131,7 @@ fn serve(config: Option<ServerConfig>) -> (u16, JoinHandle<()>) {
             info.extend(1_u16.to_be_bytes());
             let answer = [reply(7, 3, &info), reply(7, 1, b"")].concat();
             secured.write_all(&answer).unwrap();
-            // The client ends it.
+            // The client ends the connection.
             let _ = secured.read(&mut [0; 1]);
         }
     });
@@ -148,7 +150,7 @@ fn agreed(
     let deadline = Deadline::after(Duration::from_secs(60));
     let stream = OwnedFd::from(TcpStream::connect(("127.0.0.1", port)).unwrap());
     let agreed = agree(&stream, uri.server(), uri.export(), deadline)
-        .and_then(|(export, session)| Ok((export.size, certificate::of_server(&session?)?)));
+        .and_then(|(export, session)| Ok((export.size, session?.1)));
     drop(stream);
     serving.join().unwrap();
     agreed
@@ -159,7 +161,7 @@ fn an_export_is_agreed_on_in_tls() {
     let Authority { directory, server } = Authority::new("localhost");
     let (size, certificate) = agreed(Some(server), &directory, "localhost").unwrap();
     assert_eq!(size, SIZE);
-    // What rcgen writes where nothing else is asked for.
+    // The default subject of rcgen.
     assert_eq!(certificate.subject, "CN=rcgen self signed cert");
     let end = humantime::format_rfc3339_seconds(certificate.valid_until);
     assert_eq!(end.to_string(), "4096-01-01T00:00:00Z");

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::engine::{AttachRequest, NbdOptions};
+use crate::id::{Source, Wwid};
 use crate::iscsi::SessionOptions;
 
 /// The ids are from a small range, so that volumes conflict.

@@ -57,6 +57,21 @@ fn a_detach_is_not_behind_attaches_however_many_there_are_and_however_long_they_
 }
 
 #[test]
+fn a_first_attach_at_a_server_does_not_wait_for_those_at_another_server() {
+    let mut state = State::default();
+    let mut desired = Desired::default();
+    let silent = (0..100).map(|number| format!("nbd://silent/{number}"));
+    for (number, source) in (0..).zip(silent.chain(["nbd://answers/1".to_owned()])) {
+        let request = AttachRequest::new(source.parse::<Source>().unwrap());
+        desired.insert(id(number), &request).unwrap();
+    }
+    state.want(desired);
+    let first = take_all(&mut state);
+    let is_served = first.iter().any(|job| job.step.volume == id(100));
+    assert!(is_served && first.len() == 8, "{} steps", first.len());
+}
+
+#[test]
 fn a_volume_of_a_server_that_is_back_does_not_wait_for_those_of_one_that_is_away() {
     let mut state = State::default();
     let mut desired = Desired::default();

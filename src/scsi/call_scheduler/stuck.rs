@@ -27,17 +27,12 @@ pub struct StuckCall {
     /// The time since its start; `seconds` when serialised.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "seconds", serialize_with = "as_seconds")
+        serde(rename = "seconds", serialize_with = "crate::deadline::as_seconds")
     )]
     pub age: Duration,
     /// The kernel functions that its thread is in now, the innermost first; empty if the
     /// process may not read them (`CAP_SYS_ADMIN`).
     pub stack: Vec<String>,
-}
-
-#[cfg(feature = "serde")]
-fn as_seconds<S: serde::Serializer>(age: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(age.as_secs_f64())
 }
 
 impl StuckCall {

@@ -1,4 +1,4 @@
-//! What the bench measures in the guest and the host keeps and draws.
+//! The figures that the bench measures in the guest, and that the host keeps and draws.
 
 mod scale;
 mod tls;
@@ -7,16 +7,16 @@ pub use scale::{Beside, Call, Scale, ScaleWay};
 use serde::{Deserialize, Serialize};
 pub use tls::{Tls, TlsLoad, TlsWay};
 
-/// One boot's measurements; a part that was not asked for is not there.
+/// One boot's measurements, without the parts that were not requested.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Figures {
     /// `uname -r`.
     pub kernel: String,
     /// systemd-udevd's version.
     pub udev: String,
-    /// Of the guest.
+    /// The guest's processors.
     pub processors: usize,
-    /// Counted rounds of the ways that are compared with the most care.
+    /// The number of counted rounds of the ways that are compared with the most care.
     pub rounds: usize,
     /// Processes that do next to nothing.
     #[serde(default)]
@@ -25,11 +25,11 @@ pub struct Figures {
     pub nbd: Option<Vec<Row>>,
     /// Many NBD devices by one engine.
     pub nbd_at_once: Option<AtOnce>,
-    /// Many NBD volumes that an agent wants.
+    /// Many NBD volumes that a reconciler keeps.
     pub volumes: Option<Volumes>,
     /// One LUN of targets of several sizes.
     pub scsi: Option<Scsi>,
-    /// One LUN of a target that nobody is logged in to.
+    /// One LUN of a target to which no session exists.
     pub log_in: Option<LogIn>,
     /// One more device beside others.
     #[serde(default)]
@@ -39,7 +39,7 @@ pub struct Figures {
     pub tls: Option<Tls>,
 }
 
-/// From the start of a process to its end.
+/// The time from the start of a process to its end.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Start {
     /// Its command.
@@ -48,52 +48,52 @@ pub struct Start {
     pub took: Series,
 }
 
-/// One way's rounds, in milliseconds where nothing else is said.
+/// One way's rounds, in milliseconds unless a field says otherwise.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Row {
     /// Its name for a reader.
     pub way: String,
     /// From the call to its return.
     pub attach: Series,
-    /// The same of the detach.
+    /// The same for the detach.
     pub detach: Series,
     /// Attach and detach of each round.
     pub whole: Series,
-    /// Uevents that the kernel sent for one attach, udevd's own doing included.
+    /// Uevents that the kernel sent for one attach, including those that udevd caused.
     pub uevents: Series,
     /// Processes that the way started for an attach and a detach.
     #[serde(default)]
     pub processes: Series,
-    /// Processor time of the whole machine from an attach's call to its return, its
-    /// idle time taken off: kernel, target, udev and all.
+    /// Processor time of the whole machine from an attach's call to its return, without idle
+    /// time: kernel, target, udev and all.
     #[serde(default)]
     pub attach_cpu: Series,
-    /// From the arrival of udev's own event for the disk, as a socket of the
-    /// bench's sees it, to the return; negative where the way returned before.
-    /// Empty where the way's disk was there before.
+    /// From the arrival of udev's own event for the disk, as a socket of the bench sees it, to
+    /// the return; negative if the way returned before. Empty if the way's disk was there
+    /// before.
     pub after_own_event: Series,
-    /// Rounds in which the way was done with its attach before the disk was
-    /// there and udev had handled it.
+    /// The number of rounds in which the way's attach returned before the disk was there and
+    /// udev had handled it.
     pub attached_early: usize,
-    /// The same of its detach, and the disk not gone.
+    /// The number of rounds in which the way's detach returned before the disk was gone.
     pub detached_early: usize,
     /// Medians by stage, in the order of the stages.
     pub attach_stages: Vec<(String, f64)>,
-    /// The same of the detach.
+    /// The same for the detach.
     pub detach_stages: Vec<(String, f64)>,
 }
 
 /// Every round's figure and their median.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Series {
-    /// Between the two in the middle of an even number; 0 of none.
+    /// The mean of the two in the middle for an even number of rounds; 0 without rounds.
     pub median: f64,
-    /// In the order in which they were taken.
+    /// The figures in the order in which they were taken.
     pub rounds: Vec<f64>,
 }
 
 impl Series {
-    /// With its median.
+    /// The series of these rounds, with its median.
     #[must_use]
     pub fn of(rounds: Vec<f64>) -> Self {
         let median = median(&rounds);
@@ -101,14 +101,14 @@ impl Series {
     }
 }
 
-/// What all the NBD devices at once came to.
+/// The figures of many NBD devices at once.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AtOnce {
-    /// How many, and as many threads.
+    /// The number of devices, and of threads.
     pub devices: u32,
-    /// All of them attached.
+    /// The attach of all of them.
     pub attach: Burst,
-    /// All of them detached.
+    /// The detach of all of them.
     pub detach: Burst,
 }
 
@@ -117,22 +117,22 @@ pub struct AtOnce {
 pub struct Burst {
     /// From the first call's start to the last one's return.
     pub wall_ms: f64,
-    /// The process's, user and system.
+    /// The processor time of the process, user and system.
     pub cpu_ms: f64,
-    /// What the kernel numbered meanwhile.
+    /// The number of events that the kernel sent meanwhile.
     pub kernel_events: u64,
-    /// What the hub read: the kernel's events and udev's.
+    /// The number of events that the hub read: the kernel's and udev's.
     pub events_read: u64,
-    /// How often its socket lost some.
+    /// How often the hub's socket lost events.
     pub overruns: u64,
 }
 
 /// Many NBD volumes of one server, from nothing to attached and back.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Volumes {
-    /// How many.
+    /// The number of volumes.
     pub volumes: u32,
-    /// The reconciler first.
+    /// The ways, the reconciler first.
     pub rows: Vec<VolumesRow>,
 }
 
@@ -141,9 +141,9 @@ pub struct Volumes {
 pub struct VolumesRow {
     /// Its name for a reader.
     pub way: String,
-    /// All of them.
+    /// The attach of all volumes.
     pub attach: Cost,
-    /// All of them.
+    /// The detach of all volumes.
     pub detach: Cost,
 }
 
@@ -152,84 +152,86 @@ pub struct VolumesRow {
 pub struct Cost {
     /// From the first call to the last one's return.
     pub wall_ms: f64,
-    /// Of the process and of what it ran, user and system, in the clock's ticks.
+    /// The processor time of the process and of the programs that it ran, user and system, as
+    /// the clock's ticks count it.
     pub cpu_ms: f64,
-    /// The part of it that is the hub's thread.
+    /// The part of it that the hub's thread used.
     pub hub_cpu_ms: f64,
-    /// Of the process and of what it ran, counted in a round that is not timed.
+    /// The system calls of the process and of the programs that it ran, counted in a round
+    /// that is not timed.
     pub syscalls: u64,
 }
 
-/// One LUN of iSCSI targets of the kernel's own (LIO), over loopback.
+/// One LUN of iSCSI targets of the kernel (LIO), over loopback.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Scsi {
-    /// The LUN that is wanted, of each target.
+    /// The LUN of each target that is attached.
     pub lun: u64,
-    /// Smallest first.
+    /// The targets, the smallest first.
     pub sizes: Vec<Size>,
-    /// With other LUNs of the target attached already.
+    /// A target of which other LUNs are attached already.
     pub among: Among,
-    /// While others keep udev's queue busy.
+    /// A target while other devices keep udev's queue busy.
     pub busy: Busy,
 }
 
-/// One target, nothing of which is attached before a round.
+/// One target, of which no LUN is attached before a round.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Size {
-    /// How many it presents.
+    /// The number of LUNs that it presents.
     pub luns: u32,
-    /// lunbd first.
+    /// The ways, lunbd first.
     pub rows: Vec<Row>,
 }
 
 /// A target whose other LUNs are all attached.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Among {
-    /// How many others.
+    /// The number of other LUNs.
     pub present: u32,
-    /// lunbd first.
+    /// The ways, lunbd first.
     pub rows: Vec<Row>,
 }
 
-/// Changes of devices that nobody here waits for.
+/// Changes of devices for which no way waits.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Busy {
-    /// How many LUNs the target presents.
+    /// The number of LUNs that the target presents.
     pub luns: u32,
-    /// Foreign changes a second.
+    /// Changes of other devices a second.
     pub rate: u32,
-    /// How long udev is at work on each, mostly waiting.
+    /// How long udev works on each change, mostly waiting.
     pub each_ms: u64,
-    /// How long they go on; they begin before the attach.
+    /// How long the changes go on. They begin before the attach.
     pub lasting_ms: u64,
     /// The part of that time, by samples, in which udev's queue was not empty.
     pub busy_part: f64,
-    /// lunbd first.
+    /// The ways, lunbd first.
     pub rows: Vec<Row>,
 }
 
 /// Login, one LUN, and logout, as attach and detach.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LogIn {
-    /// By one portal, lunbd first.
+    /// The ways by one portal, lunbd first.
     pub rows: Vec<Row>,
-    /// How many there are of `many`.
+    /// The number of portals of `many`.
     pub portals: usize,
-    /// lunbd's, one unit by so many portals at once.
+    /// lunbd with one unit by several portals at once.
     pub many: Row,
-    /// The same over a network that takes its time.
+    /// The same over a slow network.
     #[serde(default)]
     pub far: Option<Far>,
 }
 
-/// [`LogIn`] where packets are late.
+/// [`LogIn`] over a network that delays packets.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Far {
-    /// What a round trip takes, in milliseconds.
+    /// The time of a round trip, in milliseconds.
     pub round_trip: u64,
-    /// By one portal, lunbd first.
+    /// The ways by one portal, lunbd first.
     pub rows: Vec<Row>,
-    /// By as many portals as of [`LogIn::many`].
+    /// lunbd by as many portals as in [`LogIn::many`].
     pub many: Row,
 }
 

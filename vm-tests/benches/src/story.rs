@@ -1,5 +1,4 @@
-//! What the story hands to the host besides its words: the figures that the
-//! picture is drawn from.
+//! The figures that the story hands to the host, from which the picture is drawn.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,19 +9,19 @@ pub struct Figures {
     pub kernel: String,
     /// LUNs behind the host.
     pub luns: u32,
-    /// In the order in which they are shown.
+    /// The runs in the order in which they are shown.
     pub runs: Vec<Run>,
 }
 
 /// One way to the disk.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Run {
-    /// What was done, in a few words.
+    /// The run's name, in a few words.
     pub what: String,
-    /// Disks that it brought.
+    /// The number of disks that it brought.
     pub disks: usize,
     /// When each kernel uevent came, in milliseconds from the start, ascending.
     pub uevents_at: Vec<u64>,
-    /// When nothing more happened, in the kernel and in udevd.
+    /// When the kernel and udevd had nothing more to do, in milliseconds from the start.
     pub quiet_at: u64,
 }

@@ -101,8 +101,8 @@ pub fn writes_and_reads(attachment: &Attachment) {
     assert!(found == data, "other data came back");
 }
 
-/// The names in a journal's directory, but for its lock and for the records of volumes
-/// whose detach is proven.
+/// The names in a journal's directory, except its lock and the records of volumes whose
+/// detach is proven.
 #[must_use]
 pub fn journal_files(journal: &Path) -> Vec<String> {
     let is_detached = |name: &str| {

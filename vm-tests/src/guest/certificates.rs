@@ -56,10 +56,10 @@ impl Certificates {
         self.give("server", ExtendedKeyUsagePurpose::ServerAuth);
     }
 
-    /// Gives the server another, which is valid until this time.
+    /// Gives the server another certificate, which is valid until this time.
     ///
     /// # Panics
-    /// Where the time is before 1970.
+    /// If the time is before 1970.
     pub fn renew_until(&self, end: SystemTime) {
         let since = end.duration_since(UNIX_EPOCH).expect("a time after 1970");
         let end = date_time_ymd(1970, 1, 1) + since;

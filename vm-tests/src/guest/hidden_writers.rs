@@ -1,4 +1,4 @@
-//! Processes that can write to a device, and whose first thread has no descriptor of it.
+//! Processes that can write to a device although their first thread has no descriptor of it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -19,13 +19,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Mapper(Child);
 
 impl Mapper {
-    /// It can write through its mapping.
+    /// Starts one that can write through its mapping.
     #[must_use]
     pub fn writing(node: &Path) -> Self {
         Self::begin(node, &[], "-rw", "rw-s")
     }
 
-    /// It can only read.
+    /// Starts one that can only read.
     #[must_use]
     pub fn reading(node: &Path) -> Self {
         Self::begin(node, &["-r"], "-r", "r--s")
@@ -96,7 +96,7 @@ impl FixedFile {
 
 impl Drop for FixedFile {
     fn drop(&mut self) {
-        // The kernel lets go of the files of a ring that is only closed some time later.
+        // If a ring is only closed, the kernel releases its files some time later.
         let _let_go = self.0.submitter().unregister_files();
     }
 }

@@ -62,6 +62,10 @@ struct Shared {
     qualifier: AtomicU8,
     /// The tags of INQUIRY commands that are not answered yet.
     inquiries: Mutex<BTreeSet<[u8; 4]>>,
+    /// The list of pages of vital product data is answered with an empty one.
+    hides_pages: AtomicBool,
+    /// As of INQUIRY, of that list.
+    lists: Mutex<BTreeSet<[u8; 4]>>,
     /// READ CAPACITY is answered with sense data.
     refuses_capacity: AtomicBool,
     /// Commands with this operation code get no answer; 0 ignores none.
@@ -164,6 +168,11 @@ impl IscsiProxy {
         self.shared.qualifier.store(qualifier, Ordering::Relaxed);
     }
 
+    /// Whether the list of pages of vital product data is empty from now on.
+    pub fn hide_pages(&self, hides: bool) {
+        self.shared.hides_pages.store(hides, Ordering::Relaxed);
+    }
+
     /// Whether READ CAPACITY is refused from now on: NOT READY, MANUAL INTERVENTION REQUIRED
     /// (04h/03h).
     pub fn refuse_capacity(&self, refuses: bool) {
@@ -249,10 +258,7 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
                 let mut unanswered = mine.unanswered.lock().expect("the unanswered");
                 unanswered.insert(tag(&header));
             }
-            if header[0] & 0x3f == SCSI_COMMAND && header[32] == INQUIRY {
-                let mut inquiries = mine.inquiries.lock().expect("the inquiries");
-                inquiries.insert(tag(&header));
-            }
+            note_inquiry(&mine, &header);
             if header[0] & 0x3f == SCSI_COMMAND && is_read_capacity(&header) {
                 if mine.is_to_be_silent.swap(false, Ordering::Relaxed) {
                     quiet.store(true, Ordering::Relaxed);
@@ -289,14 +295,7 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
             if ignores && header[0] & 0x3f == TASK_RESPONSE && pdu[2] == NO_SUCH_TASK {
                 pdu[2] = TASK_ENDED;
             }
-            let qualifier = mine.qualifier.load(Ordering::Relaxed);
-            let mut inquiries = mine.inquiries.lock().expect("the inquiries");
-            let is_inquiry = inquiries.remove(&tag(&header));
-            drop(inquiries);
-            if header[0] & 0x3f == DATA_IN && is_inquiry && qualifier > 0 {
-                let first = &mut pdu[data_at(&header, mine.digests)];
-                *first = *first & 0x1f | qualifier << 5;
-            }
+            answer_inquiry(&mine, &header, &mut pdu);
             let mut capacities = mine.capacities.lock().expect("the capacities");
             let is_capacity = capacities.remove(&tag(&header));
             drop(capacities);
@@ -326,6 +325,39 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
         end(&to, &silent);
     });
     Ok(())
+}
+
+fn note_inquiry(shared: &Shared, header: &[u8; HEADER]) {
+    if header[0] & 0x3f != SCSI_COMMAND || header[32] != INQUIRY {
+        return;
+    }
+    let mut inquiries = shared.inquiries.lock().expect("the inquiries");
+    inquiries.insert(tag(header));
+    // EVPD, and page 0.
+    if header[33] & 1 == 1 && header[34] == 0 {
+        let mut lists = shared.lists.lock().expect("the lists");
+        lists.insert(tag(header));
+    }
+}
+
+/// Changes the answer to INQUIRY.
+fn answer_inquiry(shared: &Shared, header: &[u8; HEADER], pdu: &mut [u8]) {
+    let mut inquiries = shared.inquiries.lock().expect("the inquiries");
+    let is_inquiry = inquiries.remove(&tag(header));
+    drop(inquiries);
+    let is_list = shared.lists.lock().expect("the lists").remove(&tag(header));
+    if header[0] & 0x3f != DATA_IN {
+        return;
+    }
+    let data = data_at(header, shared.digests);
+    let qualifier = shared.qualifier.load(Ordering::Relaxed);
+    if is_inquiry && qualifier > 0 {
+        pdu[data] = pdu[data] & 0x1f | qualifier << 5;
+    }
+    if is_list && shared.hides_pages.load(Ordering::Relaxed) {
+        // Its length.
+        pdu[data + 2..data + 4].fill(0);
+    }
 }
 
 /// Passes on that the other side has ended, unless the connection is silent.

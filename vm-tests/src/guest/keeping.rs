@@ -117,6 +117,7 @@ impl HealWatch {
     pub fn wait_until_recovered(&self, session: u32) {
         let what = format!("session {session} to be logged in again");
         let is_it = |line: &String| {
+            super::require_as_in_the_schema(line);
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
             let number = line["session"].as_str().and_then(|id| id.parse().ok());
             number == Some(session) && line["outcome"] == "recovered"

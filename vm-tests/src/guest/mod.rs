@@ -21,6 +21,8 @@ pub mod iscsi_proxy;
 pub mod iscsi_target;
 pub mod iscsi_tcp;
 pub mod iscsid;
+#[path = "../../../tests/json_schema/mod.rs"]
+mod json_schema;
 #[cfg(feature = "guest")]
 pub mod keeping;
 #[cfg(feature = "guest")]
@@ -183,10 +185,24 @@ pub fn kernel() -> (u32, u32) {
 #[must_use]
 pub fn lunbd<S: AsRef<OsStr>>(args: &[S]) -> Output {
     enter();
-    Command::new("lunbd")
+    let output = Command::new("lunbd")
         .args(args)
         .output()
-        .expect("lunbd is on the guest's PATH")
+        .expect("lunbd is on the guest's PATH");
+    if args.iter().any(|one| one.as_ref() == "--json") {
+        let lines = [&output.stdout, &output.stderr];
+        let lines = lines.map(|text| String::from_utf8_lossy(text));
+        for line in lines.iter().flat_map(|text| text.lines()) {
+            require_as_in_the_schema(line);
+        }
+    }
+    output
+}
+
+/// Panics unless the line is JSON that the command's schema allows.
+pub fn require_as_in_the_schema(line: &str) {
+    let parsed = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    json_schema::require(&parsed);
 }
 
 /// Runs a program of the guest and returns its output; panics with the whole output unless it

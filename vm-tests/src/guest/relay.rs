@@ -179,7 +179,8 @@ fn carry_one_request(
     to: &mut TcpStream,
     has_held: &AtomicBool,
 ) -> io::Result<()> {
-    /// `NBD_REQUEST_MAGIC`. A client waits for the answer to what it said before.
+    /// `NBD_REQUEST_MAGIC`. Before its first request, a client waits for each answer of the
+    /// handshake.
     const REQUEST: [u8; 4] = [0x25, 0x60, 0x95, 0x13];
     let mut bytes = [0; 4096];
     let mut has_carried_one = false;

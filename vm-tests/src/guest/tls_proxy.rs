@@ -27,7 +27,7 @@ impl TlsProxy {
     /// Its threads stay until the process ends.
     ///
     /// # Panics
-    /// Where it cannot listen, or the certificates are none.
+    /// If it cannot listen, or a file is no certificate.
     #[must_use]
     pub fn start(certificates: &Certificates, server: SocketAddr) -> Self {
         let read = |name: &str| fs::read(certificates.path().join(name)).expect("a file");

@@ -18,7 +18,7 @@ pub fn nbdkit(certificates: &Certificates, file: &Path, more: &[&str]) -> NbdSer
     NbdServer::nbdkit(At::tcp(), &arguments)
 }
 
-/// `qemu-nbd` of a file, under the name `disk`; `priority` is of `GnuTLS`.
+/// `qemu-nbd` of a file, under the name `disk`; `priority` is a priority string of `GnuTLS`.
 #[must_use]
 pub fn qemu_nbd(certificates: &Certificates, file: &Path, priority: &str) -> NbdServer {
     let directory = certificates.path().display();
@@ -38,7 +38,7 @@ pub fn nbd_server(certificates: &Certificates, file: &Path) -> NbdServer {
 /// Where a server on TCP listens.
 ///
 /// # Panics
-/// Where it listens on a unix socket.
+/// If it listens on a unix socket.
 #[must_use]
 pub fn address(server: &NbdServer) -> SocketAddr {
     let At::Tcp(address) = server.at() else {

@@ -61,8 +61,8 @@ impl Writer {
         }
     }
 
-    /// Waits until it has written more: after a heal, when what was in flight has timed out.
-    /// That takes 30 s unless a heal has set another time.
+    /// Waits until it has written more: after a heal, until the requests in flight have timed
+    /// out. That takes 30 s unless a heal has set another time.
     pub fn goes_on(&self) {
         let before = self.written.load(Ordering::Relaxed);
         super::wait_until("the writer to go on", Duration::from_secs(120), || {

@@ -85,7 +85,7 @@ impl Rig {
         unit(&self.target, lun).to_string()
     }
 
-    /// One volume that each version has, and another.
+    /// The file's text: one volume that each version has, and another one.
     fn text(&self, other: u64) -> String {
         let volume = |id: &str, lun: u64| {
             format!(
@@ -129,7 +129,7 @@ impl Rig {
     }
 }
 
-/// How the change is called, and the script that does it.
+/// The name of a change, and the script that makes it.
 type Rewrite = (&'static str, &'static str);
 
 /// `$F` is the file, `$N` a file on another file system that has the new text, and `$D` the

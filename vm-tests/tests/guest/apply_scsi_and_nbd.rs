@@ -155,17 +155,14 @@ fn a_mixed_file_is_applied_changed_applied_again_and_emptied_and_a_broken_one_ch
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    let kinds: Vec<&str> = lines[0]["plan"]
+    let kinds: Vec<&str> = lines[0]["steps"]
         .as_array()
         .unwrap()
         .iter()
         .map(|step| step["kind"].as_str().unwrap())
         .collect();
     assert_eq!(kinds, ["detach", "detach", "attach"]);
-    assert_eq!(
-        lines.last().unwrap()["left"]["steps"],
-        serde_json::json!([])
-    );
+    assert_eq!(lines.last().unwrap()["steps"], serde_json::json!([]));
     place.are_attached(&["b", "c"]);
     assert!(!is_connected("nbd0"));
     let mut devices = [2, 3].map(|lun| format!("{}:0:0:{lun}", target.host()));

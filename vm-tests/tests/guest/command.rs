@@ -115,7 +115,10 @@ fn watch_prints_the_kernels_events_and_udevs_as_they_come() {
         }
     });
     let mut next = || json(lines.next().unwrap().unwrap().as_bytes());
-    assert_eq!(next()["origin"], "kernel");
+    let first = next();
+    assert_eq!(first["v"], 1);
+    assert_eq!(first["type"], "uevent");
+    assert_eq!(first["origin"], "kernel");
     listening.send(()).unwrap();
     nudge.join().unwrap();
 

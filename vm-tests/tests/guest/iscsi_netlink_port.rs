@@ -30,7 +30,7 @@ const LOCK: &str = "/sys/module/iscsi_tcp/uevent";
 const NOBODY: u32 = 65_534;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A process that has the port -1, and cannot make a session where it is nobody's.
+/// A process that has the port -1. A process of the user `nobody` cannot make a session.
 struct Holder(Child);
 
 impl Holder {
@@ -126,7 +126,7 @@ fn several_processes_that_make_sessions_at_once_without_the_port_each_make_their
     nothing_is_left();
 }
 
-/// It is the lock, and who cannot open it cannot hold up a login.
+/// The file is the lock: a user who cannot open it cannot delay a login.
 #[test]
 fn the_lock_of_those_who_make_sessions_is_roots_alone_and_its_holder_is_named() {
     iscsi_tcp::prepare();
@@ -185,7 +185,7 @@ fn what_a_login_from_another_port_left_is_ended_though_another_user_has_the_port
     make_a_session_without_names();
     assert_eq!(creator(the_only_session().id), -77_777);
     {
-        // It may be at a login right now.
+        // A process of root may be at a login right now.
         let _root = Holder::start(0);
         assert_eq!(recover().1, 1);
     }
@@ -220,7 +220,7 @@ fn iscsid_that_runs_leaves_a_session_of_another_port_alone_and_one_that_starts_t
     for at in [0, 1] {
         target.portal_up(at);
     }
-    // Nobody of lunbd's keeps sessions here.
+    // No process of lunbd recovers sessions here.
     let state = |at: usize| sessions()[at].state();
     guest::wait_until("iscsid to have its session back", LIMIT, || {
         (state(0) == "LOGGED_IN").then_some(())

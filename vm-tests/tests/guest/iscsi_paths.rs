@@ -256,6 +256,47 @@ fn a_lun_that_was_given_to_another_volume_and_rescanned_since_is_the_expected_on
 }
 
 #[test]
+fn a_lun_that_a_larger_volume_received_is_not_returned_while_the_old_volume_is_mounted() {
+    let engine = engine();
+    let (old, new) = (Store::file("f1", 16 * MIB), Store::file("a2", 24 * MIB));
+    let mut target = IscsiTarget::new(IQN);
+    target.map(5, &old);
+    let iscsid = Iscsid::start();
+    let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
+    let source = || over(&[0], 5);
+    let first = engine
+        .attach(&AttachRequest::new(source()), soon())
+        .unwrap();
+    let node = first.node.to_str().unwrap();
+    guest::run(&["mkfs.ext4", "-q", node]);
+    fs::create_dir_all("/tmp/old").unwrap();
+    guest::run(&["mount", node, "/tmp/old"]);
+    guest::udevd::settle();
+    target.remap(5, &new);
+    fs::write(session.device_dir(5).join("rescan"), "1").unwrap();
+    guest::udevd::settle();
+    // Neither the kernel nor udev knows the old volume any more.
+    let link = format!("/dev/disk/by-id/wwn-0x{}", &new.wwid()["naa.".len()..]);
+    assert_eq!(fs::canonicalize(link).unwrap(), first.node);
+    let again = engine.attach(&AttachRequest::new(source()), soon());
+    target.remap(5, &old);
+    guest::run(&["umount", "/tmp/old"]);
+    fs::remove_dir("/tmp/old").unwrap();
+    let error = again.expect_err("it is mounted as the old volume");
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    assert!(error.to_string().contains(&old.wwid()), "{error}");
+    target.remap(5, &new);
+    let second = engine
+        .attach(&AttachRequest::new(source()), soon())
+        .unwrap();
+    assert!(second.changed, "{second:?}");
+    assert!(second.identity().unwrap().is(&new.wwid().parse().unwrap()));
+    let detachment = engine.detach(source(), soon()).unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    assert_eq!(guest::entries("/run/lunbd"), [] as [&str; 0]);
+}
+
+#[test]
 fn a_stale_disk_that_a_process_has_open_is_not_returned_not_removed_and_not_written_to() {
     let engine = engine();
     let (old, new) = (Store::file("d1", 8 * MIB), Store::file("e2", 8 * MIB));

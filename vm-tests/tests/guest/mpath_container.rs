@@ -162,7 +162,7 @@ fn doctor_says_what_a_container_lacks_and_nothing_else() {
     udevd::settle();
     // Any attach makes this directory.
     guest::run(&["mkdir", "-p", "-m", "700", "/run/lunbd"]);
-    // An earlier test of this machine may have loaded them.
+    // An earlier test on this machine may have loaded the drivers.
     for driver in DRIVERS {
         let module = Path::new("/sys/module").join(driver);
         if module.exists() {

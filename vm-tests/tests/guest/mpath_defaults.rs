@@ -10,6 +10,7 @@ use lunbd::engine::{Multipath, Unit};
 use lunbd::error::Stage;
 use lunbd::iscsi::SessionOptions;
 use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Source};
+use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon, writes_and_reads};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, nothing_is_left};
@@ -20,6 +21,7 @@ use vm_tests::guest::multipathd::{self, Multipathd};
 const IQN: &str = "iqn.2026-01.example:defaults";
 const LUN: u64 = 1;
 const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
 const WWIDS: &str = "/etc/multipath/wwids";
 /// The limit for an answer that did not wait for a deadline of 60 s.
 const AT_ONCE: Duration = Duration::from_secs(25);
@@ -246,5 +248,32 @@ fn a_path_that_multipathd_refuses_is_missing_and_the_others_are_the_map() {
     let error = rig.engine.attach(&two, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
+    rig.detach();
+}
+
+#[test]
+fn a_detach_of_a_path_that_is_refused_leaves_the_path_to_multipathd() {
+    let multipathd = Multipathd::start_as_packaged();
+    let rig = Rig::of(Store::ramdisk("d9", 16 * MIB));
+    let attached = rig.attach(&[0]);
+    assert_eq!(map_and_why(&attached), (None, None));
+    let node = attached.node.to_str().unwrap();
+    let disk = attached.node.file_name().unwrap().to_str().unwrap();
+    guest::run(&["mkfs.ext4", "-q", node]);
+    fs::create_dir_all("/tmp/lazy").unwrap();
+    guest::run(&["mount", node, "/tmp/lazy"]);
+    let open = fs::File::create("/tmp/lazy/file").unwrap();
+    // No list of mounts has it any more, and the kernel holds the disk.
+    guest::run(&["umount", "--lazy", "/tmp/lazy"]);
+    guest::udevd::settle();
+    guest::wait_until("multipathd to know the path", LIMIT, || {
+        multipathd.knows(disk).then_some(())
+    });
+    let failure = rig.engine.detach(rig.source(&[0]), soon()).unwrap_err();
+    let is_known = multipathd.knows(disk);
+    drop(open);
+    fs::remove_dir("/tmp/lazy").unwrap();
+    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+    assert!(is_known, "multipathd was told to forget it: {failure}");
     rig.detach();
 }

@@ -247,7 +247,7 @@ fn the_exports_of_each_server_are_discovered_with_their_size_and_flags() {
     let store = Store::sparse(SMALL);
     let nbdkit = NbdServer::nbdkit(At::tcp(), &["--readonly", "memory", "8M"]);
     let qemu = NbdServer::qemu_nbd(At::unix(), "disk", store.path(), &[]);
-    // It says the size of an export only to a client that opens it.
+    // nbd-server reports the size of an export only to a client that opens it.
     let of_nbd = NbdServer::of_nbd_server("disk", store.path(), &["readonly = true"]);
     for (server, name, read_only) in [
         (&nbdkit, "", true),

@@ -119,7 +119,7 @@ fn a_heal_returns_when_the_kernel_receives_over_each_new_connection() {
     };
     let source = attach(&server.uri("disk"));
     server.kill();
-    // It takes the threads that have received for the first device.
+    // The second device takes the threads that have received for the first one.
     let others = attach(&other.uri(""));
     server.start();
     let slow = SlowThreads::start();

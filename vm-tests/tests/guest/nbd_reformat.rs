@@ -26,7 +26,7 @@ fn qemu_nbd(at: At, store: &Store) -> NbdServer {
     NbdServer::qemu_nbd(at, "disk", store.path(), &[])
 }
 
-/// Formats it, and returns the name that it has then.
+/// Formats the volume, and returns its new name.
 fn format(path: &Path) -> ContentName {
     let path = path.to_str().unwrap();
     guest::run(&["mkfs.ext4", "-q", "-F", path]);
@@ -67,7 +67,7 @@ fn only_the_last_content_is_known(serve: Serve) {
     assert_ne!(name, earlier_name);
     server.kill();
     drop(server);
-    // The process that attached it, and one that knows of it by udev alone.
+    // One engine attached the device, and the other knows it only through udev.
     for agent in [&first, &engine()] {
         for (store, serves) in [
             (&blank, vec![]),

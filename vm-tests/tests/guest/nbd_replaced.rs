@@ -1,4 +1,4 @@
-//! What takes the place of dead connections, and what does not, at two servers.
+//! The connections that replace dead ones, and those that do not, with two kinds of server.
 
 use std::num::NonZeroU16;
 use std::thread;
@@ -159,7 +159,7 @@ fn one_that_dies_before_it_answers_is_followed_by_the_next(serve: Serve) {
     let store = Store::sparse(SIZE);
     let server = serve(At::tcp(), &store, false);
     let (relay, engine) = (Relay::to(&server), engine());
-    // What was in flight on a dead connection is sent again after this time.
+    // The kernel sends the requests in flight on a dead connection again after this time.
     let options = options().io_timeout(Duration::from_secs(3));
     let source = attach(&engine, &relay.at(), options);
     relay.hold_all_but_one_request(true);

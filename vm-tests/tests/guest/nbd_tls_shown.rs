@@ -16,7 +16,7 @@ use vm_tests::guest::tls_servers::{address, nbdkit, qemu_nbd, source};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Stops the reconciler, also where the test fails: its thread would hold the test up.
+/// Stops the reconciler, also if the test fails: otherwise its thread would block the test.
 struct Stop<'a>(&'a Reconciler);
 
 impl Drop for Stop<'_> {
@@ -54,7 +54,7 @@ fn an_attach_and_a_later_process_show_the_tls_and_the_servers_certificate() {
     assert_eq!(tls.certificate.subject, "CN=server");
     let differs = tls.certificate.time_left(end);
     assert!(differs <= Duration::from_secs(1), "{differs:?}");
-    // An attach by a process that did not make the connection leaves the journal's word.
+    // An attach by a process that did not make the connection keeps the TLS in the record.
     drop((journal, agent));
     let agent = engine();
     let journal = agent.open_journal_at(&place, soon()).unwrap();

@@ -49,7 +49,7 @@ enum Kind {
 struct Rig {
     sources: Vec<String>,
     target: Option<ScsiDebug>,
-    /// Guards that end with it.
+    /// Guards of the daemon, the server and the module; they end with the rig.
     _runs: Vec<Box<dyn Any>>,
 }
 
@@ -109,7 +109,7 @@ struct Reset {
 struct Progress {
     began_at: SystemTime,
     plan: Vec<Reset>,
-    /// How many of them have begun.
+    /// How many resets of the plan have begun.
     begun: usize,
     /// The mark that the disk has if the reset requested last ended the boot.
     asked: String,
@@ -202,7 +202,7 @@ fn plan_of_this_run() -> Vec<Reset> {
     }
     let turn = guest::seed() / PARTS % kinds.len() as u64;
     let plan = plan(kinds[usize::try_from(turn).unwrap()]);
-    // By the names of the points, one part would have had a single step of an NBD volume.
+    // A choice by the names of the points would leave one part a single step of an NBD volume.
     Part::of_this_run().each_fifth(plan)
 }
 

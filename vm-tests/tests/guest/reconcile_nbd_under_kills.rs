@@ -137,7 +137,7 @@ impl Node {
             };
             let (_, body) = text.split_once('\n').unwrap();
             let record: Value = serde_json::from_str(body).unwrap();
-            // What a detach has proven is kept.
+            // The record of a proven detach stays.
             if !record["detached"].is_null() {
                 continue;
             }
@@ -162,8 +162,8 @@ impl Node {
             })
     }
 
-    /// Kills the agent this often, in a whole sweep until all volumes are as wanted, each time
-    /// at a random moment of its work. Then waits for the wanted state.
+    /// Kills the agent `kills` times, each time at a random moment of its work. A whole sweep
+    /// continues until all volumes are as wanted. Then waits for the wanted state.
     fn converge(&mut self, wanted: &Wanted, kills: u32, chance: &mut Chance) {
         let start = Instant::now();
         self.want(wanted);

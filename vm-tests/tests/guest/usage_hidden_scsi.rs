@@ -12,8 +12,8 @@ use vm_tests::guest::hidden_writers::{FixedFile, Mapper, OwnTable};
 use vm_tests::guest::system_calls::SystemCalls;
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
-/// A detach is refused while `user` has the disk, with `named` in the refusal, and is done
-/// when it has let go.
+/// Requires that a detach is refused while `user` has the disk, with `named` in the refusal,
+/// and succeeds when `user` has released it.
 fn is_refused<T>(named: &str, user: impl FnOnce(&Path) -> T) {
     let (engine, target) = (engine(), ScsiDebug::with_luns(2));
     let node = attach(&engine, &target, 1).node;
@@ -75,7 +75,7 @@ fn calls_of_a_detach() -> u64 {
 fn a_detach_makes_few_system_calls_for_each_process_and_each_thread_of_the_machine() {
     const PROCESSES: u64 = 50;
     const THREADS: u64 = 500;
-    // The first one also reads what a process reads once.
+    // The first detach also reads what a process reads only once.
     calls_of_a_detach();
     let alone = calls_of_a_detach();
     let sleep = |_| Command::new("sleep").arg("600").spawn().expect("sleep");

@@ -17,7 +17,7 @@ use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
 use vm_tests::guest::disk_users::LoopDevice;
 use vm_tests::guest::queueing_map::QueueingMap;
 use vm_tests::guest::stuck_fuse::StuckFuse;
-use vm_tests::guest::{ScsiDebug, partitioned, udevd};
+use vm_tests::guest::{self, ScsiDebug, partitioned, udevd};
 
 const WRITE_PROTECT: &str = "/sys/module/scsi_debug/parameters/wp";
 /// A place in the first partition after ext4's own data.
@@ -305,4 +305,125 @@ fn a_writer_of_a_generic_node_of_the_disk_is_refused_by_name_and_a_reader_is_not
     let reader = File::open(Path::new("/dev").join(names.next().unwrap())).unwrap();
     assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
     drop(reader);
+}
+
+#[test]
+fn a_writer_of_a_generic_node_of_a_device_without_a_disk_is_refused_by_name() {
+    let (engine, target) = (engine(), ScsiDebug::with_luns(2));
+    attach(&engine, &target, 1);
+    udevd::settle();
+    // As of a tape or an enclosure, which has no disk either.
+    let device = target.device_dir(1);
+    let address = device.file_name().unwrap().to_str().unwrap();
+    fs::write("/sys/bus/scsi/drivers/sd/unbind", address).unwrap();
+    udevd::settle();
+    assert!(target.disk(1).is_none());
+    for (class, directory) in [("scsi_generic", ""), ("bsg", "bsg/")] {
+        let mut names = fs::read_dir(device.join(class)).unwrap();
+        let name = names.next().unwrap().unwrap().file_name();
+        let generic = format!("{directory}{}", name.display());
+        let writes = writer(&Path::new("/dev").join(&generic));
+        let failure = detach(&engine, &target, 1).expect_err("its writer loses it");
+        drop(writes);
+        assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+        let text = failure.to_string();
+        assert!(text.contains(&us_writing()), "{text}");
+        assert!(text.contains(&format!("as {generic}")), "{text}");
+        assert!(device.exists() && !failure.receipt.safe_to_unmap);
+    }
+    assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
+}
+
+#[test]
+fn a_path_on_a_file_server_that_hangs_holds_up_no_detach_past_its_deadline() {
+    let engine = Arc::new(engine());
+    let fuse = StuckFuse::mount_at("/tmp/stuck");
+    let path = fuse.path().join("link-to-a-disk");
+    let (done, detached) = mpsc::channel();
+    let own = Arc::clone(&engine);
+    std::thread::spawn(move || {
+        let deadline = Deadline::after(Duration::from_secs(5));
+        done.send(own.detach(DetachTarget::Device(path), deadline))
+            .unwrap();
+    });
+    let refused = detached.recv_timeout(Duration::from_secs(20));
+    // The kernel returns from the calls that wait.
+    drop(fuse);
+    let failure = refused
+        .expect("the detach hangs past its deadline")
+        .unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Resolve), "{failure}");
+    assert!(failure.to_string().contains("/tmp/stuck"), "{failure}");
+}
+
+#[test]
+fn what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap() {
+    let (target, sources) = ScsiDebug::two_paths();
+    let engine = engine();
+    let sources = sources.iter().map(|source| source.parse().unwrap());
+    let disks: Vec<PathBuf> = sources
+        .map(|source: Source| {
+            let attached = engine.attach(&AttachRequest::new(source), soon());
+            attached.unwrap().paths().last().unwrap().node.clone()
+        })
+        .collect();
+    udevd::settle();
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    let data = vec![0xa5; 64 << 10];
+    // The map has the path open, so that no close writes it back.
+    let mut writes = writer(&disks[0]);
+    writes.seek(SeekFrom::Start(WITHIN as u64)).unwrap();
+    writes.write_all(&data).unwrap();
+    drop(writes);
+    let stored_over_other = || stored(&disks[1], WITHIN, data.len()) == data;
+    assert!(!stored_over_other(), "it is written back");
+    fs::write(WRITE_PROTECT, "1").unwrap();
+    drop(held);
+    let detached = engine.detach(DetachTarget::Device(map.node()), soon());
+    fs::write(WRITE_PROTECT, "0").unwrap();
+    let safe = match &detached {
+        Ok(detachment) => detachment.safe_to_unmap,
+        Err(failure) => failure.receipt.safe_to_unmap,
+    };
+    assert!(!safe, "it is lost: {detached:?}");
+    let failure = detached.unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    drop((map, target));
+}
+
+#[test]
+fn what_a_partition_map_cannot_write_back_is_not_safe_to_unmap_where_it_is_given_up() {
+    let (target, sources) = ScsiDebug::two_paths();
+    let engine = engine();
+    let sources = sources.iter().map(|source| source.parse().unwrap());
+    let disks: Vec<PathBuf> = sources
+        .map(|source: Source| {
+            let attached = engine.attach(&AttachRequest::new(source), soon());
+            attached.unwrap().paths().last().unwrap().node.clone()
+        })
+        .collect();
+    udevd::settle();
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    let node = map.node();
+    let name = node.file_name().unwrap().to_str().unwrap();
+    let uuid = fs::read_to_string(format!("/sys/block/{name}/dm/uuid")).unwrap();
+    let table = format!("0 2048 linear {} 2048", node.display());
+    guest::create_map("part", Some(&format!("part1-{}", uuid.trim())), &table);
+    let mut writes = writer(&guest::node_of_map("part"));
+    writes.write_all(&vec![0xa5; 64 << 10]).unwrap();
+    fs::write(WRITE_PROTECT, "1").unwrap();
+    drop(writes);
+    drop(held);
+    let abandon = DetachRequest::new(DetachTarget::Device(map.node())).abandon_unwritten();
+    let detached = engine.detach(abandon, soon());
+    fs::write(WRITE_PROTECT, "0").unwrap();
+    let detachment = detached.unwrap();
+    assert!(!detachment.safe_to_unmap, "it is lost: {detachment:?}");
+    let flush = detachment.receipt.unwrap().map.unwrap().flush;
+    assert!(matches!(flush, Some(Flush::Abandoned(_))), "{flush:?}");
+    drop((map, target));
 }

@@ -142,3 +142,24 @@ fn root_of_a_user_namespace_replaces_nothing_where_hidepid_hides_the_machines_pr
     drop(writer);
     engine.detach(source(), soon()).unwrap();
 }
+
+/// The kernel asks for a capability over the machine.
+#[test]
+fn doctor_does_not_take_the_capabilities_of_a_user_namespace_for_those_that_are_needed() {
+    let (engine, target) = (engine(), target());
+    let source = || at(&target, 3).parse::<Source>().unwrap();
+    engine
+        .attach(&AttachRequest::new(source()), soon())
+        .unwrap();
+    udevd::settle();
+    let confinement = ["unshare", "--user", "--map-root-user", "lunbd"];
+    let (code, detached) = lunbd(&confinement, &["detach", &at(&target, 3), "--json"]);
+    let (_, doctor) = lunbd(&confinement, &["doctor", "--json"]);
+    let checks = doctor["checks"].as_array().unwrap();
+    let named = |name| checks.iter().find(|check| check["name"] == name).unwrap();
+    let (privileges, buffer) = (named("privileges"), named("receive buffer"));
+    println!("{code:?} {detached} {privileges} {buffer}");
+    assert_eq!(code, Some(7), "{detached}");
+    assert_eq!(privileges["finding"], "missing", "{privileges}");
+    engine.detach(source(), soon()).unwrap();
+}

@@ -1,4 +1,4 @@
-//! What names the content of an NBD volume, as its server serves it.
+//! The names of the content of an NBD volume, as its server serves it.
 
 use crate::deadline::Deadline;
 use crate::engine::{AttachRequest, NbdOptions};
@@ -6,8 +6,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{ContentName, NbdUri};
 use crate::nbd::{Connection, Content, is_other_content, spelt_content};
 
-/// The names that every connection serves; `None` where the server answers the read with
-/// an error, which is no reason to keep its volume from a caller that expects no name.
+/// The names that every connection serves; `None` if the server answers the read with an
+/// error. A caller that expects no name gets such a volume nevertheless.
 pub(super) fn of_all(
     connections: &[Connection],
     uri: &NbdUri,
@@ -31,14 +31,14 @@ pub(super) fn of_all(
     })
 }
 
-/// Its connections are not to one volume.
+/// The error for connections that lead to different volumes.
 pub(super) fn serves_two() -> Error {
     let message = "the NBD server reported different export parameters per connection";
     Error::new(ErrorKind::Protocol, message).at(Stage::Handshake)
 }
 
 /// # Errors
-/// `IdentityMismatch` where the content lacks the name that is expected.
+/// `IdentityMismatch` if the content lacks the expected name.
 pub(super) fn require_expected(
     options: &NbdOptions,
     content: Option<&[ContentName]>,
@@ -53,14 +53,16 @@ pub(super) fn require_expected(
         None => "content that its server does not let lunbd read".to_owned(),
     };
     let message = format!("the content of {uri} has {found}, expected {expected}");
-    Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
+    let error = Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify);
+    Err(error.with_found(content.unwrap_or_default()))
 }
 
-/// A name that the caller expects is its own word, and newer than the journal's.
+/// Requires a name that the journal has of the volume, unless the caller accepts any content
+/// or expects a name, which is newer than the journal's.
 ///
 /// # Errors
-/// `IdentityMismatch` where the volume has none of the names that the journal has of it;
-/// `NotReady` where its server does not let them be read.
+/// `IdentityMismatch` if the volume has none of the names that the journal has of it;
+/// `NotReady` if its server answers the read with an error.
 pub(super) fn require_known(
     request: &AttachRequest,
     content: Option<&[ContentName]>,
@@ -84,7 +86,8 @@ pub(super) fn require_known(
          --accept-content` accepts it, and a detach of the volume forgets the old names",
         spelt_content(known)
     );
-    Err(Error::new(kind, message).at(Stage::Identify))
+    let error = Error::new(kind, message).at(Stage::Identify);
+    Err(error.with_found(content.unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -102,7 +105,7 @@ mod tests {
             .collect()
     }
 
-    /// The error of an attach of what has `content`, where the journal has `known`.
+    /// The error of an attach of a volume with `content`, if the journal has `known`.
     fn refusal(
         known: Option<&[&str]>,
         content: Option<&[&str]>,
@@ -120,6 +123,8 @@ mod tests {
         for (content, spelt) in [(&["luks"][..], "luks.0a1b"), (&[], "no name")] {
             let refusal = refusal(Some(&["fs"]), Some(content), NbdOptions::default()).unwrap();
             assert_eq!(refusal.kind(), ErrorKind::IdentityMismatch);
+            let found: Vec<String> = names(content).iter().map(ToString::to_string).collect();
+            assert_eq!(refusal.found(), found);
             let text = refusal.to_string();
             for word in [spelt, "had fs.0a1b", "--accept-content"] {
                 assert!(text.contains(word), "{text}");

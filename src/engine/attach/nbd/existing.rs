@@ -1,4 +1,4 @@
-//! An attach of what is attached already.
+//! An attach of a device that is attached already.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::nbd::{self, Link, NbdDevice, TlsInfo};
 
 impl Engine {
-    /// What is attached already, proven again.
+    /// Returns the device that is attached already, after it has proven it again.
     pub(super) fn attach_existing_nbd(
         &self,
         device: &NbdDevice,
@@ -41,6 +41,7 @@ impl Engine {
             device.require_block_size(wanted)?;
         }
         self.require_source(device, uri, backend)?;
+        self.require_tls_known(device, uri, request, backend)?;
         timer.enter(Stage::Probe);
         let first = self.require_answer(device, backend, deadline)?;
         let content = nbd::content_names(&first);
@@ -56,8 +57,8 @@ impl Engine {
         Ok(attachment)
     }
 
-    /// The device is not known to be of another source than `uri`: by this process, or by
-    /// an id that is a URI itself.
+    /// Requires that neither this process nor an id that is a URI shows another source of the
+    /// device than `uri`.
     pub(in crate::engine) fn require_source(
         &self,
         device: &NbdDevice,
@@ -76,8 +77,52 @@ impl Engine {
         Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
     }
 
-    /// Where the server of a device is: by this process's connections, or by an id that is
-    /// a URI.
+    /// Requires that a device that is wanted over TLS is known to use TLS. The kernel does not
+    /// show it. This process's connections, an id that is made of the URI, or the journal say
+    /// it.
+    fn require_tls_known(
+        &self,
+        device: &NbdDevice,
+        uri: &NbdUri,
+        request: &AttachRequest,
+        backend: &BackendId,
+    ) -> Result<()> {
+        let is_known = || {
+            request.is_recorded
+                || *backend == BackendId::derived(&uri.to_string())
+                || self.known_source(device, backend).is_some()
+        };
+        if !uri.uses_tls() || is_known() {
+            return Ok(());
+        }
+        let message = format!(
+            "another process has attached nbd{} under backend id {backend}, and neither the id \
+             nor a journal says whether its connections use TLS: detach it first",
+            device.index()
+        );
+        Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
+    }
+
+    /// Requires that the device is not known to use TLS if `uri` does not.
+    pub(in crate::engine) fn require_no_less_tls(
+        &self,
+        device: &NbdDevice,
+        uri: &NbdUri,
+        backend: &BackendId,
+    ) -> Result<()> {
+        let source = self.known_source(device, backend);
+        let Some(known) = source.filter(|source| source.uses_tls() && !uri.uses_tls()) else {
+            return Ok(());
+        };
+        let message = format!(
+            "backend id {backend} is attached as nbd{} over TLS from {known}, and {uri} is without \
+             TLS: detach it first",
+            device.index()
+        );
+        Err(Error::new(ErrorKind::InUse, message).at(Stage::Resolve))
+    }
+
+    /// The source of a device, from this process's connections or from an id that is a URI.
     pub(in crate::engine) fn known_source(
         &self,
         device: &NbdDevice,
@@ -102,15 +147,16 @@ impl Engine {
         link.tls.clone().filter(|_| link.backend == *backend)
     }
 
-    /// The device answers a read: of the bytes that hold the names of its content.
+    /// Reads the bytes that hold the names of the device's content, which proves that the
+    /// device answers.
     pub(in crate::engine) fn require_answer(
         &self,
         device: &NbdDevice,
         backend: &BackendId,
         deadline: Deadline,
     ) -> Result<Vec<u8>> {
-        /// Of a device whose connections here have ended: another process may have brought
-        /// it others.
+        /// The limit for a device whose connections of this process have ended: another process
+        /// may have given it new ones.
         const PATIENCE: Duration = Duration::from_secs(1);
         let index = device.index();
         let dead = |link: &Link| link.backend == *backend && link.is_dead();

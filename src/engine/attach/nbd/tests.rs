@@ -3,13 +3,16 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use super::connect::forget_last_connection;
 use super::*;
 use crate::engine::NbdOptions;
-use crate::id::Source;
+use crate::engine::usage::failed_flush::FailedFlush;
+use crate::id::{NbdIndex, Source};
+use crate::kernel::Roots;
 
 const SOURCE: &str = "nbd://192.0.2.1/vol-7";
 
-/// A machine where that is connected as nbd0, writable.
+/// A machine on which [`SOURCE`] is connected as nbd0, writable.
 fn connected() -> (tempfile::TempDir, Engine) {
     connected_from(SOURCE)
 }
@@ -119,7 +122,7 @@ fn opening(path: &Path) -> usize {
     };
     let threads = fs::read_dir("/proc/self/task").unwrap();
     let calls = threads.filter_map(|thread| {
-        // It may have ended.
+        // The thread may have ended.
         let thread = thread.ok()?.path();
         fs::read_to_string(thread.join("syscall")).ok()
     });
@@ -128,12 +131,12 @@ fn opening(path: &Path) -> usize {
 
 #[test]
 fn a_repeated_attach_or_heal_of_a_device_that_hangs_has_one_thread_in_its_read() {
-    // Nobody listens there.
+    // No server listens there.
     const NOWHERE: &str = "nbd://127.0.0.1:1/vol-7";
     let (_root, engine) = connected_from(NOWHERE);
     fs::create_dir_all(&engine.roots().dev).unwrap();
     let node = engine.roots().dev.join("nbd0");
-    // The kernel holds whoever opens it until somebody opens it for writing.
+    // The kernel holds a process that opens it until another opens it for writing.
     nix::unistd::mkfifo(&node, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let source: Source = NOWHERE.parse().unwrap();
     let request = AttachRequest::new(source.clone());
@@ -156,7 +159,7 @@ fn a_repeated_attach_or_heal_of_a_device_that_hangs_has_one_thread_in_its_read()
     }
     assert_eq!(opening(&node), 1);
     assert!(said.contains("an earlier read has not returned"), "{said}");
-    // Lets it go.
+    // This ends the waiting open.
     let writer = fs::OpenOptions::new().read(true).write(true).open(&node);
     drop(writer.unwrap());
 }

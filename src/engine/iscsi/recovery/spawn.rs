@@ -1,8 +1,7 @@
 //! The threads of the recovery.
 
-use std::thread;
-
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Result, Stage};
+use crate::kernel::threads;
 
 /// Runs `work` on a detached thread.
 pub(super) fn spawn(work: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -11,9 +10,6 @@ pub(super) fn spawn(work: impl FnOnce() + Send + 'static) -> Result<()> {
         let _entered = span.entered();
         work();
     };
-    let thread = thread::Builder::new().name("lunbd-recovery".to_owned());
-    thread.spawn(run).map(drop).map_err(|error| {
-        let message = format!("cannot start a thread: {error}");
-        Error::new(ErrorKind::Io, message).at(Stage::Session)
-    })
+    let started = threads::start("lunbd-recovery", run);
+    started.map(drop).map_err(|error| error.at(Stage::Session))
 }

@@ -117,7 +117,8 @@ impl NbdReconnect {
             self.index(),
             spelt_content(names)
         );
-        Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
+        let error = Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify);
+        Err(error.with_found(names))
     }
 
     fn known_content(&self, engine: &Engine) -> Option<KnownContent> {

@@ -35,7 +35,7 @@ pub enum Action {
     Nothing,
     /// The unfinished operation was completed.
     Finished,
-    /// Its attach had left nothing, which was proven, and its record was removed.
+    /// Its attach had left nothing, which was proven, and its record is as before the attach.
     Undone,
     /// The device has its server again, or the size that the kernel had lost.
     Healed,

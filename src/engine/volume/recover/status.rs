@@ -128,7 +128,7 @@ impl Engine {
     /// 5.10, for NBD 5.14.
     ///
     /// # Errors
-    /// Where sysfs cannot be read.
+    /// If sysfs cannot be read.
     pub fn survey(&self, journal: &Journal) -> Result<Vec<VolumeStatus>> {
         self.survey_where(&journal.records(), |_| true)
     }
@@ -285,7 +285,7 @@ impl Engine {
                     {
                         found.without_session.push(portal.clone());
                     }
-                    found.missing.push(MissingPath::of_route(route.via, &why));
+                    found.missing.push(MissingPath::new(route.via, &why));
                 }
             }
         }
@@ -340,7 +340,7 @@ impl Engine {
                 Err(error) => {
                     if let Source::Scsi(hctl) = source {
                         let via = RouteKind::Address { hctl: *hctl };
-                        found.missing.push(MissingPath::of_error(via, &error));
+                        found.missing.push(MissingPath::new(via, &error));
                     }
                 }
             }

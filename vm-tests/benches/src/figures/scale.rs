@@ -1,44 +1,44 @@
-//! What one attach and one detach cost beside others that are attached.
+//! The cost of one attach and one detach beside other attached devices.
 
 use serde::{Deserialize, Serialize};
 
 use super::Series;
 
-/// One more device beside several numbers of others.
+/// One more device beside several numbers of other devices.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Scale {
     /// How often each figure was taken.
     pub rounds: usize,
-    /// Each way, with its figures beside ever more others.
+    /// Each way, with its figures beside more and more other devices.
     pub ways: Vec<ScaleWay>,
 }
 
-/// One way to attach one more.
+/// One way to attach one more device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ScaleWay {
     /// Its name for a reader.
     pub way: String,
-    /// The fewest others first.
+    /// The figures, the fewest other devices first.
     pub beside: Vec<Beside>,
 }
 
-/// The figures beside one number of others.
+/// The figures beside one number of other devices.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Beside {
-    /// How many others are attached.
+    /// The number of other devices that are attached.
     pub others: u32,
-    /// Of one attach.
+    /// The cost of one attach.
     pub attach: Call,
-    /// Of one detach.
+    /// The cost of one detach.
     pub detach: Call,
 }
 
-/// What one call costs. The system calls are counted in rounds that are not timed.
+/// The cost of one call. The system calls are counted in rounds that are not timed.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Call {
     /// From the call to its return, in milliseconds.
     pub wall_ms: Series,
-    /// The calls of the process and of its children.
+    /// The system calls of the process and of its children.
     pub syscalls: Series,
 }
 

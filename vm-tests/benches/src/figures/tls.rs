@@ -1,10 +1,10 @@
-//! How quick and how dear TLS is for a device.
+//! The speed and the cost of TLS for a device.
 
 use serde::{Deserialize, Serialize};
 
 use super::Series;
 
-/// One NBD device without TLS, with the kernel's and with a proxy's.
+/// One NBD device without TLS, with the kernel's TLS, and with a proxy's TLS.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Tls {
     /// How often each figure was taken.
@@ -18,7 +18,7 @@ pub struct Tls {
 pub struct TlsWay {
     /// Its name for a reader.
     pub way: String,
-    /// What it carried.
+    /// Its loads.
     pub loads: Vec<TlsLoad>,
 }
 
@@ -27,7 +27,7 @@ pub struct TlsWay {
 pub struct TlsLoad {
     /// Its name for a reader.
     pub load: String,
-    /// MiB a second.
+    /// In MiB a second.
     pub throughput: Series,
     /// Processor time of the whole machine for one GiB, in seconds: kernel, proxy, server
     /// and all.

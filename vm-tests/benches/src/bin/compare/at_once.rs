@@ -1,5 +1,5 @@
-//! Many devices at once by one engine: what it costs, and that one thread reads
-//! each event once for all who wait.
+//! The cost of many devices at once by one engine. One thread reads each event once for all
+//! callers that wait.
 
 use std::fs;
 use std::sync::Barrier;
@@ -19,7 +19,7 @@ const DEVICES: u32 = 64;
 
 pub(crate) fn measure() -> AtOnce {
     let _module = NbdModule::load(DEVICES);
-    // One thread for a client: many idle ones are not what is measured.
+    // One thread for each client, since many idle threads are not to be measured.
     let server = NbdServer::nbdkit(At::unix(), &["--threads=1", "memory", "64M"]);
     let engine = engine();
     let sources: Vec<Source> = (0..DEVICES)
@@ -62,7 +62,7 @@ fn all_at_once(
                 assert!(call(source), "{source} was so already");
             });
         }
-        // Before the wait: after it the threads may be on their way already.
+        // Taken before the wait, since the threads may begin before it returns.
         let start = Instant::now();
         together.wait();
         start
@@ -78,7 +78,7 @@ fn all_at_once(
         events_read: counters.events - before.0.events,
         overruns: counters.overruns - before.0.overruns,
     };
-    // Each comes twice, from the kernel and from udev, however many wait.
+    // Each event comes twice, from the kernel and from udev, however many callers wait.
     assert!(
         burst.events_read <= 2 * burst.kernel_events,
         "an event was read more than once: {burst:?}"
@@ -99,14 +99,14 @@ fn until_read(engine: &Engine) {
     }
 }
 
-/// The number of the last uevent that the kernel sent: each has the next.
+/// The number of the last uevent that the kernel sent. The kernel numbers them in sequence.
 fn kernel_events() -> u64 {
     let path = "/sys/kernel/uevent_seqnum";
     let number = fs::read_to_string(path).expect(path);
     number.trim().parse().expect(path)
 }
 
-/// What this process and its children that ended have used so far, user and system
+/// The processor time of this process and of its ended children so far, user and system
 /// (proc(5), fields 14 to 17 of `stat`).
 pub(crate) fn cpu() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").expect("/proc/self/stat");

@@ -1,4 +1,4 @@
-//! Others' devices, whose changes keep udev's queue busy.
+//! Other devices, whose changes keep udev's queue busy.
 
 use std::fs;
 use std::path::Path;
@@ -9,17 +9,16 @@ use vm_tests::guest::{self, KernelUevent};
 
 /// Changes a second, over all of the disks.
 pub(crate) const RATE: u32 = 5;
-/// How long udev is at work on each, and does not use the processor: a disk
-/// that is slow to answer a probe.
+/// How long udev works on each change without using the processor, as for a disk that is slow
+/// to answer a probe.
 pub(crate) const EACH: Duration = Duration::from_millis(500);
-/// How long they go on.
+/// How long the changes go on.
 pub(crate) const LASTING: Duration = Duration::from_secs(3);
 const RULES: &str = "/run/udev/rules.d/99-slow-disk.rules";
-/// There while udevd has something to do.
+/// This file exists while udevd has something to do.
 const QUEUE: &str = "/run/udev/queue";
 
-/// Disks that change when they are told to; nobody here waits for them. The
-/// module stays loaded.
+/// Disks that change on request, and for which no way waits. The module stays loaded.
 pub(crate) struct Flood {
     disks: u32,
 }
@@ -39,7 +38,7 @@ impl Flood {
         Self { disks }
     }
 
-    /// Begins with the changes; the queue is busy when this returns.
+    /// Starts the changes. The queue is busy when this returns.
     pub(crate) fn begin(&self) -> Flowing {
         let disks = self.disks;
         let changes = thread::spawn(move || {
@@ -64,8 +63,7 @@ impl Flood {
         event.devpath.contains("/nullb")
     }
 
-    /// The part of a flood in which udev's queue is busy, when nothing else goes
-    /// on.
+    /// The part of a flood during which udev's queue is busy while nothing else goes on.
     pub(crate) fn busy_part(&self) -> f64 {
         let flowing = self.begin();
         let start = Instant::now();
@@ -80,7 +78,7 @@ impl Flood {
     }
 }
 
-/// The changes go on; dropping it waits for the last of them.
+/// The changes under way. Dropping it waits for the last of them.
 pub(crate) struct Flowing(Option<JoinHandle<()>>);
 
 impl Drop for Flowing {

@@ -1,4 +1,4 @@
-//! From nothing to a settled disk and back to nothing: login, one LUN, logout.
+//! A login, the attach and detach of one LUN, and the logout.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use crate::table;
 const IQN: &str = "iqn.2026-01.example:from-nothing";
 const LUN: u64 = 9;
 const BYTES: u64 = 1 << 20;
-/// Portals of the logins that go on beside each other.
+/// The number of portals of the logins in parallel.
 const MANY: usize = 8;
-/// Of the network in the second half, where there is something to wait for: over one
-/// that takes no time, all that is measured is the work of the machine's processors.
+/// The round trip of the network in the second half. A network without delay measures only the
+/// work of the machine's processors.
 const ROUND_TRIP: Duration = Duration::from_millis(20);
 
-/// With open-iscsi's daemon running: its own way needs it, and it is no
-/// hindrance to the other.
+/// Runs open-iscsi's daemon throughout: its own way needs it, and it does not disturb the
+/// other ways.
 pub(crate) fn measure(rounds: usize) -> LogIn {
     let mut target = IscsiTarget::new(IQN);
     target.map(LUN, &Store::ramdisk("1091", BYTES));
@@ -128,17 +128,17 @@ impl Way for InProcess<'_> {
     }
 }
 
-/// With open-iscsi's commands, as today's drivers do it.
+/// open-iscsi's commands, as today's drivers run them.
 struct OpenIscsi<'a> {
     portal: &'a str,
-    /// Whether the node record is there before the attach, or made by it and deleted
-    /// by the detach.
+    /// Whether the node record exists before the attach; else the attach makes it, and the
+    /// detach deletes it.
     has_record: bool,
     session: Option<Session>,
 }
 
 impl<'a> OpenIscsi<'a> {
-    /// Logs in once, for the record that the rounds use.
+    /// Logs in once to make the record that the rounds use.
     fn with_a_record(iscsid: &Iscsid, portal: &'a str) -> Self {
         let patient = Timeouts {
             replacement: 120,

@@ -1,6 +1,6 @@
-//! What the bench runs in the guest: whole attaches and detaches by `lunbd` and
-//! by what is used today, side by side in one boot. No time is too long for it:
-//! it ends early only where something does not work.
+//! What the bench runs in the guest: whole attaches and detaches by `lunbd` and by what is
+//! used today, side by side in one boot. It has no time limit, and ends early only if
+//! something does not work.
 
 #![allow(
     clippy::expect_used,
@@ -29,7 +29,7 @@ use vm_bench::figures::Figures;
 use vm_tests::guest;
 use vm_tests::job::RESULT_FILE;
 
-/// The parts and the number of rounds: `nbd iscsi iscsi-login 20`.
+/// The arguments are the parts and the number of rounds: `nbd iscsi iscsi-login 20`.
 fn main() {
     guest::enter();
     let arguments: Vec<String> = env::args().skip(1).collect();

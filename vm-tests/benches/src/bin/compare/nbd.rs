@@ -13,7 +13,7 @@ use vm_tests::guest::{self, udevd};
 
 use crate::rounds::{Rounds, Way};
 
-/// As many as the module makes where nobody says otherwise.
+/// The module's default number of devices.
 const DEVICES: u32 = 16;
 const SIZE: &str = "64M";
 const SECTORS: &str = "131072";
@@ -24,7 +24,7 @@ pub(crate) fn compare(rounds: usize) -> Vec<Row> {
     let At::Unix(socket) = server.at() else {
         panic!("asked for a unix socket");
     };
-    // qemu-nbd keeps a socket there, which a package's script would have made.
+    // qemu-nbd keeps a socket in this directory, which a package's script would have made.
     fs::create_dir_all("/var/lock").expect("/var/lock");
     let uri = server.uri("");
     Rounds::of(rounds).take(&mut [
@@ -35,7 +35,7 @@ pub(crate) fn compare(rounds: usize) -> Vec<Row> {
         },
         &mut LunbdCommand {
             uri: uri.clone(),
-            // The first that is free, as for the engine.
+            // lunbd takes the first free device, as the engine does.
             disk: "nbd0",
         },
         &mut NbdClient {
@@ -169,11 +169,11 @@ impl Way for QemuNbd {
     }
 }
 
-/// The programs return when they have told the kernel; whoever wants to use the
-/// device again has to look.
+/// The programs return when they have told the kernel; a caller that wants to use the device
+/// again must wait until it is free.
 fn settle_and_wait(disk: &str) -> Vec<Phase> {
     udevd::settle();
-    // Finer than the guest's own waits: the pause is in the time.
+    // The pause is shorter than those of the guest's own waits, since it counts in the time.
     while !is_free(disk) {
         std::thread::sleep(Duration::from_millis(1));
     }

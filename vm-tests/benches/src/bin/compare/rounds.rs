@@ -14,18 +14,17 @@ use vm_tests::guest::{self, UeventCounter, udevd};
 
 use crate::flood::Flood;
 
-/// For what is looked at outside the times.
+/// The limit of waits that are not timed.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longer than udevd takes to raise one more event after its last.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// One way to a disk and away from it again. `attach` and `detach` return when
-/// the way takes itself for done; what they return is where the time went, as
-/// far as they know.
+/// One way to attach and detach a disk. `attach` and `detach` return when the way takes
+/// itself for done. They return the time of each phase, as far as the way knows it.
 pub(crate) trait Way {
     fn name(&self) -> &'static str;
     fn attach(&mut self) -> Vec<Phase>;
-    /// Below `/sys/block`, when the disk is there with all of its size.
+    /// The disk's name below `/sys/block`, once the disk is there with its whole size.
     fn disk(&self) -> Option<String>;
     fn detach(&mut self) -> Vec<Phase>;
     fn is_gone(&self) -> bool;
@@ -40,8 +39,7 @@ pub(crate) struct Rounds<'a> {
 }
 
 impl<'a> Rounds<'a> {
-    /// One more before them is not counted: what the first finds cold the
-    /// others find warm.
+    /// One more round before these is not counted, since its caches are cold.
     pub(crate) fn of(count: usize) -> Self {
         Self {
             count,
@@ -50,7 +48,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Without the one that is not counted, for what takes minutes.
+    /// No round before these, for ways that take minutes.
     pub(crate) fn few(count: usize) -> Self {
         Self {
             warming: false,
@@ -58,7 +56,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Each attach begins while `flood` keeps udev's queue busy.
+    /// Starts each attach while `flood` keeps udev's queue busy.
     pub(crate) fn under(self, flood: &'a Flood) -> Self {
         Self {
             flood: Some(flood),
@@ -66,9 +64,8 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Attaches and detaches by each way in turn. Each round begins with another
-    /// way, and every second goes backwards, so that none always follows the
-    /// same neighbour.
+    /// Attaches and detaches by each way in turn. Each round begins with another way, and
+    /// every second round goes backwards, so that no way always follows the same one.
     pub(crate) fn take(self, ways: &mut [&mut dyn Way]) -> Vec<Row> {
         let mut runs: Vec<Run> = ways.iter().map(|_| Run::default()).collect();
         let first = usize::from(!self.warming);
@@ -173,7 +170,7 @@ impl Run {
     }
 }
 
-/// Times by stage; the names in the order in which they first came.
+/// Times by stage, with the stages in the order in which they first came.
 #[derive(Default)]
 struct Stages {
     order: Vec<String>,
@@ -203,8 +200,8 @@ impl Stages {
     }
 }
 
-/// Whether udevd has written the disk's record since: of an NBD disk the last
-/// life's may be there still.
+/// Whether udevd has written the disk's record since then: an NBD disk may still have the
+/// record of its last life.
 fn udev_handled(disk: &str, since: SystemTime) -> bool {
     let devno = fs::read_to_string(Path::new("/sys/block").join(disk).join("dev"));
     let record = devno.map(|devno| format!("/run/udev/data/b{}", devno.trim()));
@@ -212,12 +209,12 @@ fn udev_handled(disk: &str, since: SystemTime) -> bool {
     written.is_ok_and(|written| written >= since)
 }
 
-/// What all processors have done so far, by the kernel's ticks (proc(5), `stat`).
+/// The processor time of the whole machine so far, by the kernel's ticks (proc(5), `stat`).
 pub(crate) fn machine_cpu() -> Duration {
     let stat = fs::read_to_string("/proc/stat").expect("/proc/stat");
     let line = stat.lines().next().expect("a line for all processors");
     let fields = line.split_whitespace().skip(1).enumerate();
-    // Neither idle (4th) nor waiting for I/O (5th); guests (9th and after) are in user.
+    // Without idle (4th) and waiting for I/O (5th); guests (9th and after) are in user.
     let ticks = fields
         .filter(|(at, _)| *at < 8 && !matches!(at, 3 | 4))
         .map(|(_, field)| field.parse::<u64>().expect("a number of ticks"));
@@ -237,7 +234,7 @@ pub(crate) fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// Negative where `to` was before.
+/// Milliseconds between the two; negative if `to` was before `from`.
 fn millis_from(from: Instant, to: Instant) -> f64 {
     match to.checked_duration_since(from) {
         Some(after) => millis(after),

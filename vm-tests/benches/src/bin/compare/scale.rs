@@ -1,5 +1,5 @@
-//! One attach and one detach beside ever more devices that are attached: what they cost
-//! must not depend on the others.
+//! One attach and one detach beside more and more attached devices: the cost must not depend
+//! on the other devices.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,13 @@ use crate::rounds::millis;
 
 const NBD_OTHERS: [u32; 4] = [0, 64, 256, 1000];
 const SCSI_OTHERS: [u32; 3] = [0, 64, 256];
-/// A process has read each device once before it knows them: these are not counted.
+/// Rounds that are not counted: a process must have read each device once before it knows it.
 const WARMING: usize = 3;
-/// One server has no more clients: each is a descriptor.
+/// The most clients of one server, since each takes a descriptor.
 const CLIENTS: u32 = 250;
 
 pub(crate) fn measure(rounds: usize) -> Scale {
-    // An engine has a descriptor for each link.
+    // An engine takes a descriptor for each link.
     setrlimit(Resource::RLIMIT_NOFILE, 8192, 8192).expect("descriptors");
     let mut ways = scsi(rounds);
     ways.extend(nbd(rounds));
@@ -63,12 +63,13 @@ fn nbd(rounds: usize) -> Vec<ScaleWay> {
         }
         attached = others;
     });
-    // The machine ends with them.
+    // The module stays loaded until the machine ends.
     std::mem::forget(module);
     ways
 }
 
-/// Each way beside each number of others, which `bring` has attached when it returns.
+/// Measures each way beside each number of other devices, which `bring` has attached when it
+/// returns.
 fn beside(
     kind: &str,
     numbers: &[u32],
@@ -149,7 +150,7 @@ fn take(others: u32, (attach, detach): Way<'_>, rounds: usize) -> Beside {
     }
 }
 
-/// Until udev is done, and the hub has read what it says.
+/// Waits until udev is done and the hub has read its events.
 fn quiet() {
     udevd::settle();
     std::thread::sleep(Duration::from_millis(50));

@@ -15,16 +15,16 @@ use crate::table;
 use crate::ways::{ByHand, InProcess, WholeTarget};
 
 const SIZES: [u32; 4] = [16, 64, 256, 1024];
-/// Wanted of each target: in all of them, and not the first.
+/// The LUN that is attached: each target has it, and it is not the first.
 const LUN: u64 = 9;
-/// Nobody reads it.
+/// The size of a LUN. Nobody reads its data.
 const BYTES: u64 = 64 << 10;
-/// What scans a whole target brings all of it, for seconds to minutes under
-/// emulation: how many rounds of it, and on which sizes.
+/// The sizes and the rounds of the ways that scan a whole target. They bring all its LUNs,
+/// which takes seconds to minutes under emulation.
 const WHOLE_TARGET: [(u32, usize); 4] = [(16, 3), (64, 1), (256, 1), (1024, 1)];
-/// The target whose other LUNs are all attached in the end, and rounds there.
+/// The size of the target whose other LUNs are all attached in the end, and its rounds.
 const AMONG: (u32, usize) = (256, 10);
-/// The target of the rounds under others' changes, and the most rounds there.
+/// The size of the target of the rounds under changes of other devices, and its most rounds.
 const BUSY: (u32, usize) = (256, 10);
 
 pub(crate) fn measure(rounds: usize) -> Scsi {
@@ -91,8 +91,7 @@ fn whole_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// All sizes take turns, so that what changes on the machine meanwhile is no
-/// difference between them.
+/// All sizes take turns, so that a change of the machine meanwhile affects all of them.
 fn one_lun(engine: &Engine, sessions: &[Session], rounds: usize) -> Vec<Size> {
     let mut ways: Vec<(InProcess<'_>, ByHand<'_>)> = sessions
         .iter()
@@ -131,8 +130,7 @@ fn both(engine: &Engine, session: &Session, rounds: Rounds<'_>) -> Vec<Row> {
     ])
 }
 
-/// Brings in all of a target and attaches one LUN more among the others; they
-/// stay.
+/// Scans a whole target, and attaches and detaches one LUN among the others, which stay.
 fn among(engine: &Engine, session: &Session) -> Among {
     let (luns, rounds) = AMONG;
     let begun = Instant::now();
@@ -148,7 +146,7 @@ fn among(engine: &Engine, session: &Session) -> Among {
     }
 }
 
-/// A target whose LUNs have an identity each.
+/// A target whose LUNs each have their own identity.
 struct Target(IscsiTarget);
 
 impl Target {
@@ -162,7 +160,7 @@ impl Target {
         Self(target)
     }
 
-    /// For as long as this takes, without pings that a busy guest could miss.
+    /// Logs in for as long as the bench takes, without pings that a busy guest could miss.
     fn login(&self, iscsid: &Iscsid) -> Session {
         let patient = Timeouts {
             replacement: 120,

@@ -1,4 +1,4 @@
-//! What a process costs before it does anything, and what the engine's start costs.
+//! The cost of a process before it does anything, and of the engine's start.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use lunbd::{Engine, Roots};
 use vm_bench::figures::{Series, Start};
 use vm_tests::guest;
 
-/// A round is quick, so more of them are taken than of an attach.
+/// Rounds for each one of an attach, since a round is quick.
 const TIMES: usize = 5;
 
 pub(crate) fn measure(rounds: usize) -> Vec<Start> {
@@ -30,7 +30,7 @@ pub(crate) fn measure(rounds: usize) -> Vec<Start> {
         for ((_, run), times) in ways.iter().zip(&mut times) {
             let start = Instant::now();
             run();
-            // What the first round finds cold the others find warm.
+            // The first round is not counted, since its caches are cold.
             if round > 0 {
                 times.push(start.elapsed().as_secs_f64() * 1e3);
             }

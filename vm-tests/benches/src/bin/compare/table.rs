@@ -2,8 +2,7 @@
 
 use vm_bench::figures::Row;
 
-/// Prints the ways, the first of them being the one that the others are
-/// compared with.
+/// Prints the ways, and compares the others with the first.
 pub(crate) fn print(title: &str, rows: &[Row]) {
     println!(
         "{title:<41} {:>10} {:>10} {:>10}   lunbd is quicker by",

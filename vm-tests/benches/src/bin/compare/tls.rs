@@ -18,7 +18,7 @@ use crate::rounds::machine_cpu;
 
 const SIZE: &str = "64M";
 const MIB: usize = 1 << 20;
-/// `O_DIRECT` wants memory that begins with a block.
+/// `O_DIRECT` needs memory that is aligned to a block.
 const ALIGNMENT: usize = 4096;
 
 struct Load {
@@ -65,7 +65,7 @@ pub(crate) fn measure(rounds: usize) -> Tls {
         disk.expect("the device")
     });
     let mut figures = [(); 3].map(|()| [(); LOADS.len()].map(|()| (Vec::new(), Vec::new())));
-    // One more before them is not counted.
+    // The first round is not counted.
     for round in 0..=rounds {
         for (disk, of_way) in disks.iter().zip(&mut figures) {
             for (load, (throughput, cpu)) in LOADS.iter().zip(of_way) {
@@ -124,7 +124,7 @@ fn connect_by_proxy(server: &NbdServer, certificates: &Certificates) {
     udevd::settle();
 }
 
-/// MiB a second, and seconds of processor time a GiB.
+/// Runs the load, and returns MiB a second and seconds of processor time a GiB.
 fn carry(disk: &File, load: &Load) -> (f64, f64) {
     let mut memory = vec![7; load.request + ALIGNMENT];
     let first = memory.as_ptr().align_offset(ALIGNMENT);

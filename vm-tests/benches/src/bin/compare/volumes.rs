@@ -1,5 +1,4 @@
-//! Many NBD volumes brought from nothing to attached and back: one after the
-//! other, and as a reconciler does it.
+//! Attaches and detaches many NBD volumes: one after the other, and as a reconciler does it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,13 +19,13 @@ use crate::nbd::is_free;
 use crate::rounds::millis;
 
 const VOLUMES: u32 = 200;
-/// So much that none has to wait for another one's end.
+/// Enough that no volume has to wait for the detach of another.
 const DEVICES: u32 = 208;
 
-/// Each way twice: timed, and then with its syscalls counted, which costs time.
+/// Runs each way twice: timed, and then with its system calls counted, which costs time.
 pub(crate) fn measure() -> Volumes {
     let _module = NbdModule::load(DEVICES);
-    // One thread for a client: the server is not what is measured.
+    // One thread for each client, since the server is not measured.
     let server = NbdServer::nbdkit(At::unix(), &["--threads=1", "memory", "1M"]);
     let engine = Arc::new(engine());
     let sources: Vec<Source> = (0..VOLUMES)
@@ -116,7 +115,7 @@ impl Reconciled {
 
     fn apply(&self, desired: Desired) {
         self.reconciler.set(desired);
-        // More than it takes where calls are counted, too.
+        // Longer than it takes, also while system calls are counted.
         let limit = Deadline::after(Duration::from_secs(600));
         let left = self.reconciler.apply(limit).expect("an apply");
         assert!(left.is_empty(), "{left}");
@@ -191,7 +190,7 @@ impl Way for NbdClient<'_> {
             guest::run(&["nbd-client", "-d", &format!("/dev/nbd{number}")]);
             udevd::settle();
         }
-        // It returns when it has told the kernel.
+        // The program returns when it has told the kernel.
         while connected() > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -203,7 +202,7 @@ fn connected() -> u32 {
     u32::try_from(busy.count()).unwrap_or(u32::MAX)
 }
 
-/// What the thread that reads uevents has used (`schedstat`, its first number, ns).
+/// The processor time of the thread that reads uevents (`schedstat`, its first number, ns).
 fn hub_cpu() -> Duration {
     let tasks = guest::entries("/proc/self/task");
     let used = tasks.iter().filter_map(|task| {

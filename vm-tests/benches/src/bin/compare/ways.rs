@@ -1,4 +1,4 @@
-//! The ways to one LUN of an iSCSI session that was there before.
+//! The ways to attach one LUN of an existing iSCSI session.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::rounds::Way;
 
 const DEVICES: &str = "/sys/bus/scsi/devices";
 
-/// The engine, as an agent that links it does it.
+/// The engine in the process, as in an agent that links it.
 pub(crate) struct InProcess<'a> {
     engine: &'a Engine,
     unit: Unit<'a>,
@@ -53,7 +53,7 @@ impl Way for InProcess<'_> {
     }
 }
 
-/// Without the INQUIRY, the claim and the flush that the engine adds.
+/// Writes to sysfs by hand, without the INQUIRY, the claim and the flush that the engine adds.
 pub(crate) struct ByHand<'a>(Unit<'a>);
 
 impl<'a> ByHand<'a> {
@@ -88,7 +88,7 @@ impl Way for ByHand<'_> {
     }
 }
 
-/// A way that brings in all of the target for its one LUN.
+/// A way that scans the whole target for its one LUN.
 pub(crate) struct WholeTarget<'a> {
     name: &'static str,
     scan: fn(&Session),
@@ -108,7 +108,7 @@ impl<'a> WholeTarget<'a> {
         }
     }
 
-    /// `-a`: without it the script looks at no target that has no device yet.
+    /// It needs `-a`: without it the script skips a target that has no device yet.
     pub(crate) fn script(session: &'a Session, lun: u64) -> Self {
         let scan = |session: &Session| {
             let host = format!("--hosts={}", session.host);
@@ -170,12 +170,12 @@ impl Way for WholeTarget<'_> {
     }
 }
 
-/// As long as hundreds of disks may take.
+/// Waits for udev, for as long as hundreds of disks may take.
 fn settle_all() {
     guest::run(&["udevadm", "settle", "--timeout=900"]);
 }
 
-/// What is wanted.
+/// The LUN that is attached.
 #[derive(Clone, Copy)]
 struct Unit<'a> {
     session: &'a Session,

@@ -1,4 +1,4 @@
-//! One VM, and in it everything that is timed, side by side.
+//! Runs the bench: one VM, in which everything is timed side by side.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,17 +17,16 @@ const ROUNDS: u16 = 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// Only this comparison.
+    /// Run only this part.
     part: Option<Part>,
     /// How often each way is timed.
     #[arg(long, default_value_t = ROUNDS)]
     rounds: u16,
-    /// Put figures and charts into vm-tests/results, where the README links
-    /// them.
+    /// Put figures and charts into vm-tests/results, to which the README links.
     #[arg(long)]
     keep: bool,
-    /// Measure nothing, and write the pages and charts in vm-tests/results anew from
-    /// the figures there.
+    /// Measure nothing, and write the pages and charts in vm-tests/results again from the
+    /// figures there.
     #[arg(long, conflicts_with_all = ["part", "rounds", "keep"])]
     draw: bool,
 }
@@ -35,9 +34,9 @@ pub(crate) struct BenchArguments {
 /// One part of the bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
-    /// Criterion's, on this machine and without a VM.
+    /// The benchmarks of criterion, on this machine and without a VM.
     Host,
-    /// The command's own start.
+    /// The start of the command.
     Start,
     /// One NBD export, and many at once.
     Nbd,
@@ -45,16 +44,16 @@ pub(crate) enum Part {
     NbdVolumes,
     /// One LUN of iSCSI targets of several sizes.
     Iscsi,
-    /// One LUN of an iSCSI target, login and logout with it.
+    /// One LUN of an iSCSI target, with login and logout.
     IscsiLogin,
-    /// One SCSI and one NBD device beside ever more others.
+    /// One SCSI and one NBD device beside more and more other devices.
     Scale,
-    /// One NBD device without TLS, with the kernel's and with a proxy's.
+    /// One NBD device without TLS, with the kernel's TLS, and with a proxy's TLS.
     NbdTls,
 }
 
 impl Part {
-    /// By this word the guest knows it, and the boot what it has to carry.
+    /// The part's name for the guest, and for the boot, which carries what the part needs.
     fn word(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -69,8 +68,8 @@ impl Part {
     }
 }
 
-/// Runs the parts that are wanted, keeps the figures and draws them. No time fails
-/// it: only what does not work at all does.
+/// Runs the requested parts, keeps the figures and draws them. It fails only if something
+/// does not work, and never because of a time.
 pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
     if arguments.draw {
         return write(drawn()?, &results());
@@ -79,7 +78,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
         .part
         .map_or_else(|| Part::value_variants().to_vec(), |part| vec![part]);
     let mut files = Vec::new();
-    // First, while nothing of a VM's is left to be done.
+    // This part runs first, while no VM loads the machine.
     if parts.contains(&Part::Host) {
         let command = command(arguments);
         files.extend(host_bench::run(today()?, command, load_average)?);
@@ -100,7 +99,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<()> {
     write(files, &directory)
 }
 
-/// Where what is kept is.
+/// The directory of the kept results.
 fn results() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../results")
 }
@@ -115,7 +114,7 @@ fn write(files: Vec<(&'static str, String)>, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// All that is kept, made of the figures that are kept: these themselves stay.
+/// All pages and charts, drawn from the kept figures, which stay as they are.
 fn drawn() -> Result<Vec<(&'static str, String)>> {
     let read = |name: &str| {
         let path = results().join(name);
@@ -138,7 +137,7 @@ fn drawn() -> Result<Vec<(&'static str, String)>> {
         drawn.extend(files(serde_json::from_str(&read(name)?)?)?);
     }
     for (name, content) in &mut drawn {
-        // The last digit of a float may come out otherwise.
+        // The last digit of a float may differ after it is read and written.
         if Path::new(name)
             .extension()
             .is_some_and(|kind| kind == "json")
@@ -157,7 +156,7 @@ fn run_in_the_vm(
     let mut compare = vec!["compare".to_owned(), arguments.rounds.to_string()];
     compare.extend(parts.iter().map(|part| part.word().to_owned()));
     if parts.contains(&Part::Scale) {
-        // No part: a boot carries NBD servers where a word names them.
+        // This word is no part: a boot carries NBD servers if a word names them.
         compare.push("with-nbd-servers".to_owned());
     }
     let load_before = load_average()?;
@@ -172,7 +171,7 @@ fn run_in_the_vm(
     })
 }
 
-/// Each part has its own, so that one of them can be measured anew alone.
+/// The files of each part, so that one part can be measured again alone.
 fn files(mut results: Results) -> Result<Vec<(&'static str, String)>> {
     let mut files = Vec::new();
     let figures = &mut results.figures;
@@ -225,7 +224,7 @@ fn files(mut results: Results) -> Result<Vec<(&'static str, String)>> {
     Ok(files)
 }
 
-/// As a user would write it.
+/// The command as a user would write it.
 fn command(arguments: &BenchArguments) -> String {
     let mut command = vec!["vm-tests/bench".to_owned()];
     if arguments.keep {
@@ -257,7 +256,7 @@ mod tests {
 
     use super::*;
 
-    /// Nobody can repeat what somebody wrote by hand.
+    /// A result that was written by hand could not be repeated.
     #[test]
     fn a_command_made_every_file_of_the_results() {
         let mut known = BTreeSet::new();

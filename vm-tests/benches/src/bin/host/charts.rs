@@ -16,10 +16,10 @@ use vm_bench::figures::{Row, Scsi};
 use crate::host_bench::HostResults;
 use crate::results::Results;
 
-/// lunbd's first, that of the scan by hand second, as their rows come.
+/// The colours in the order of the rows: lunbd first, the scan by hand second.
 const COLOURS: [&str; 5] = ["#0b7285", "#5f3dc4", "#c92a2a", "#e67700", "#5c940d"];
 
-/// Every chart of the SCSI part with the name of its file.
+/// Every chart of the SCSI part, with the name of its file.
 pub(crate) fn draw(results: &Results, scsi: &Scsi) -> Vec<(&'static str, String)> {
     let conditions = format!(
         "Linux {}, systemd-udevd {}, QEMU ({}), {}",
@@ -59,7 +59,7 @@ pub(crate) fn draw(results: &Results, scsi: &Scsi) -> Vec<(&'static str, String)
     ]
 }
 
-/// The benchmarks of the host with the names of their files.
+/// The charts of the host's benchmarks, with the names of their files.
 pub(crate) fn draw_host(results: &HostResults) -> [(&'static str, String); 2] {
     let subtitle = format!(
         "median; Linux {}, {} processors, {}",
@@ -124,7 +124,7 @@ pub(crate) fn draw_host(results: &HostResults) -> [(&'static str, String); 2] {
     ]
 }
 
-/// Of criterion's nanoseconds.
+/// Criterion's nanoseconds in a readable unit.
 pub(crate) fn time(nanos: f64) -> String {
     match nanos {
         ..1e3 => format!("{nanos:.0} ns"),
@@ -134,7 +134,7 @@ pub(crate) fn time(nanos: f64) -> String {
     }
 }
 
-/// One line a way: a way's points are the sizes at which it was measured.
+/// One line for each way, with a point for each size at which it was measured.
 fn lines_of(scsi: &Scsi, value: fn(&Row) -> f64) -> Vec<Line> {
     let mut order = Vec::new();
     let mut points: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
@@ -157,7 +157,7 @@ fn lines_of(scsi: &Scsi, value: fn(&Row) -> f64) -> Vec<Line> {
         .collect()
 }
 
-/// What else may go on, and what it does to the attach.
+/// The attach beside other LUNs and beside changes of other devices.
 fn busy(scsi: &Scsi, conditions: &str) -> String {
     let busy = &scsi.busy;
     let quiet = scsi.sizes.iter().find(|size| size.luns == busy.luns);

@@ -1,4 +1,4 @@
-//! One VM, one story, one picture.
+//! Runs the demo: one VM, one story, one picture.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use vm_bench::story::Figures;
 
 use crate::{lab, picture};
 
-/// Has the story told and draws its picture.
+/// Runs the story and draws its picture.
 pub(crate) fn run() -> Result<()> {
     let words = ["story", "scsi", "nbd"].map(str::to_owned);
     let figures: Figures = lab::run(&words)?.result;

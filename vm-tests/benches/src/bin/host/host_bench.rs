@@ -1,4 +1,4 @@
-//! The benchmarks that need no other kernel: criterion's, run here and drawn.
+//! The benchmarks that need no other kernel: those of criterion, run here and drawn.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::lab;
 
 const BENCHES: [&str; 3] = ["uevent", "inventory", "plan"];
 
-/// What they came to, and under what.
+/// The benchmarks' results, and the conditions of the run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HostResults {
     /// `YYYY-MM-DD`, UTC.
@@ -25,7 +25,8 @@ pub(crate) struct HostResults {
     /// `uname -r`.
     pub(crate) kernel: String,
     pub(crate) processors: usize,
-    /// Over one minute, before and after: the benchmarks' own load is in it.
+    /// The load average over one minute, before and after. It includes the benchmarks' own
+    /// load.
     pub(crate) load_average: [f64; 2],
     pub(crate) figures: Vec<Figure>,
 }
@@ -38,7 +39,7 @@ pub(crate) struct Figure {
     pub(crate) nanos: f64,
 }
 
-/// Runs them and writes down what criterion makes of them.
+/// Runs the benchmarks, and returns the files of their results.
 pub(crate) fn run(
     date: String,
     command: String,
@@ -84,7 +85,7 @@ fn measure() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Those that were written since: others are of an earlier run.
+/// Collects the figures that were written since `begun`: others are from an earlier run.
 fn collect(dir: &Path, begun: SystemTime, figures: &mut Vec<Figure>) -> Result<()> {
     let benchmark = dir.join("new/benchmark.json");
     let written = fs::metadata(&benchmark).and_then(|file| file.modified());

@@ -9,17 +9,17 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// What the lab writes of a boot.
+/// What the lab writes about a boot.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Booted<T> {
     pub(crate) accelerator: String,
-    /// What the program left.
+    /// The program's result.
     pub(crate) result: T,
 }
 
-/// Has the lab run `program` in a machine and print what it says.
+/// Has the lab run `program` in a machine and print its output.
 ///
-/// The thread that calls it must live as long: the lab ends with it.
+/// The calling thread must live as long as the lab, because the lab ends with it.
 pub(crate) fn run<T: DeserializeOwned>(program: &[String]) -> Result<Booted<T>> {
     let result = kept(&format!("result-{}.json", process::id()))?;
     let mut lab = Command::new("setpriv");
@@ -44,7 +44,7 @@ pub(crate) fn run<T: DeserializeOwned>(program: &[String]) -> Result<Booted<T>> 
     serde_json::from_slice(&text).context("the figures of the guest")
 }
 
-/// Set by cargo for the program that it runs.
+/// The path of cargo, which cargo sets for the program that it runs.
 pub(crate) fn cargo() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }

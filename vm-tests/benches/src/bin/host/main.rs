@@ -1,4 +1,4 @@
-//! The host's side: `vm-tests/bench` and `vm-tests/demo` call it.
+//! The program on the host, which `vm-tests/bench` and `vm-tests/demo` call.
 
 #![allow(
     clippy::print_stdout,

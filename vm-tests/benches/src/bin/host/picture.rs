@@ -1,5 +1,5 @@
-//! The story as an SVG: for each way to the disk a lane of time with a tick for
-//! every uevent, and what it came to.
+//! The story as an SVG: a lane of time for each way to the disk, with a tick for every uevent
+//! and the result.
 
 use std::fmt::Write;
 
@@ -93,7 +93,7 @@ fn axis(svg: &mut String, y: f64, last: u64) {
     }
 }
 
-/// Where a moment is on the axis.
+/// The position of a moment on the axis.
 #[expect(clippy::cast_precision_loss, reason = "milliseconds of one boot")]
 fn x(at: u64, last: u64) -> f64 {
     MARGIN + (WIDTH - 2.0 * MARGIN) * (at.min(last) as f64 / last as f64)

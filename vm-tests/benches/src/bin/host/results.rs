@@ -1,4 +1,4 @@
-//! What is kept of a run of the bench, and its tables for a reader.
+//! The kept results of a run of the bench, and their tables for a reader.
 
 mod scale;
 mod tls;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use tls::write_tls;
 use vm_bench::figures::{Figures, LogIn, Row, Scsi, Series, Volumes};
 
-/// The figures and what they were taken under.
+/// The figures, and the conditions under which they were taken.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Results {
     /// `YYYY-MM-DD`, UTC.
@@ -18,15 +18,14 @@ pub(crate) struct Results {
     pub(crate) command: String,
     pub(crate) accelerator: String,
     pub(crate) host_processors: usize,
-    /// The host's load average over one minute, before the boot and after it:
-    /// where it is above the two virtual CPUs of the guest, others have slowed
-    /// it down.
+    /// The host's load average over one minute, before the boot and after it. If it is above
+    /// the two virtual CPUs of the guest, other processes have slowed the guest down.
     pub(crate) load_average: [f64; 2],
     #[serde(flatten)]
     pub(crate) figures: Figures,
 }
 
-/// What the figures were taken under, and where every round is.
+/// The conditions of the figures, and the file that has every round.
 fn conditions(results: &Results, json: &str) -> String {
     let figures = &results.figures;
     format!(
@@ -50,7 +49,7 @@ fn medians(results: &Results) -> String {
     format!(" Medians, of {rounds} rounds where nothing else is said.\n\n")
 }
 
-/// The SCSI part as Markdown, and what it says of the goals.
+/// The SCSI part as Markdown.
 pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
     let mut text = format!(
         "# One LUN wanted: how long, and how many uevents\n\n\
@@ -168,7 +167,7 @@ pub(crate) fn write_volumes(results: &Results, volumes: &Volumes) -> String {
     text
 }
 
-/// lunbd's quickest and slowest median over the sizes.
+/// lunbd's shortest and longest median over the sizes.
 fn spread(scsi: &Scsi) -> Option<(f64, f64)> {
     let medians = || {
         let first = scsi.sizes.iter().filter_map(|size| size.rows.first());
@@ -187,7 +186,7 @@ fn table(text: &mut String, title: &str, rows: &[Row]) {
     );
     let base = rows.first().map_or(1.0, |row| row.attach.median);
     for row in rows {
-        // Older figures have not all of them.
+        // Older figures lack some of them.
         let figure = |series: &Series, unit: &str, digits: usize| match series.rounds[..] {
             [] => "-".to_owned(),
             _ => format!("{:.digits$}{unit}", series.median),

@@ -1,4 +1,4 @@
-//! What every picture is made of; the text needs no font of its own.
+//! The elements of every picture. The text needs no font of its own.
 
 /// A picture with a title and a line below it.
 pub(crate) fn begin(width: f64, height: f64, title: &str, subtitle: &str) -> String {
@@ -12,13 +12,13 @@ pub(crate) fn begin(width: f64, height: f64, title: &str, subtitle: &str) -> Str
     svg
 }
 
-/// The whole of it.
+/// Ends the picture and returns it whole.
 pub(crate) fn end(mut svg: String) -> String {
     svg.push_str("</svg>\n");
     svg
 }
 
-/// `content` at a place, by `anchor`: `start`, `middle` or `end`.
+/// Writes `content` at a place, aligned by `anchor`: `start`, `middle` or `end`.
 pub(crate) fn text(svg: &mut String, x: f64, y: f64, size: u32, anchor: &str, content: &str) {
     let content = escaped(content);
     line(
@@ -29,7 +29,7 @@ pub(crate) fn text(svg: &mut String, x: f64, y: f64, size: u32, anchor: &str, co
     );
 }
 
-/// The same in a colour, from a place on, readable over lines.
+/// Writes `content` in a colour, beginning at a place, readable over lines.
 pub(crate) fn coloured(svg: &mut String, x: f64, y: f64, size: u32, colour: &str, content: &str) {
     let content = escaped(content);
     line(
@@ -41,7 +41,7 @@ pub(crate) fn coloured(svg: &mut String, x: f64, y: f64, size: u32, colour: &str
     );
 }
 
-/// One element on a line of its own.
+/// Writes one element on a line of its own.
 pub(crate) fn line(svg: &mut String, element: &str) {
     svg.push_str(element);
     svg.push('\n');

@@ -1,6 +1,6 @@
-//! What the demo runs in the guest: one LUN of 256 attached by `lunbd`, read,
-//! detached, and what a wildcard scan does instead; then an NBD device whose
-//! server is killed under a reader.
+//! What the demo runs in the guest. It attaches one LUN of 256 by `lunbd`, reads it and
+//! detaches it, and shows what a wildcard scan does instead. Then it kills the server of an
+//! NBD device while a process reads the device.
 
 #![allow(
     clippy::expect_used,
@@ -50,7 +50,7 @@ fn main() {
     fs::write(RESULT_FILE, json).expect(RESULT_FILE);
 }
 
-/// Runs the command and shows it with what it prints.
+/// Runs the command, and prints it with its output.
 fn show(arguments: &[&str]) -> String {
     println!("$ lunbd {}", arguments.join(" "));
     let output = guest::lunbd(arguments);

@@ -1,4 +1,4 @@
-//! An NBD device whose server is killed under a reader.
+//! An NBD device whose server is killed while a process reads the device.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -16,7 +16,8 @@ use crate::show;
 
 const MIB: usize = 1 << 20;
 
-/// Attach, read in a loop, kill the server, start it again: the loop goes on.
+/// Attaches the device, reads it in a loop, and kills and restarts the server: the loop goes
+/// on.
 pub(crate) fn survives_its_server() {
     println!("\nAn NBD export of qemu-nbd, and a server that dies.\n");
     let _module = NbdModule::load(2);
@@ -88,7 +89,7 @@ struct Loops {
     longest: Duration,
 }
 
-/// Reads the whole device past the page cache and adds its words up.
+/// Reads the whole device past the page cache, and adds up its words.
 fn read_until(stop: &AtomicBool, node: &PathBuf) -> Loops {
     let mut page = memmap2::MmapMut::map_anon(MIB).expect("memory");
     let disk = File::options()

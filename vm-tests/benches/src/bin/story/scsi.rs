@@ -1,4 +1,4 @@
-//! One LUN of many, targeted; and the same by a scan of the whole bus.
+//! One LUN of many by a scan for it alone, and by a scan of the whole bus.
 
 use std::fs::File;
 use std::path::Path;
@@ -16,7 +16,7 @@ const LUN: u32 = 77;
 /// Longer than the pauses between the disks of a wildcard scan.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// One LUN, by the engine: attached, read, detached, nothing left.
+/// Attaches one LUN by the engine, reads it and detaches it, and shows that nothing is left.
 pub(crate) fn targeted() -> Run {
     let target = ScsiDebug::with_luns(LUNS);
     let source = format!("scsi:{}:0:0:{LUN}", target.host());
@@ -26,14 +26,14 @@ pub(crate) fn targeted() -> Run {
     let identity = show(&["attach", &source]);
     let attached = millis(counter.elapsed());
     let mut run = until_quiet("lunbd attach", &target, &counter);
-    // udevd is not done before the attach says so.
+    // udevd is done only when the attach returns.
     run.quiet_at = run.quiet_at.max(attached);
     println!(
         "  {} kernel uevents, all of them this disk's own\n",
         run.uevents_at.len()
     );
 
-    // The same again changes nothing, and its JSON names the node.
+    // A repeated attach changes nothing, and its JSON names the node.
     let attachment = guest::lunbd(&["attach", &source, "--json"]);
     let attachment: Value = serde_json::from_slice(&attachment.stdout).expect("JSON of attach");
     let node = attachment["node"].as_str().expect("a node");
@@ -53,7 +53,7 @@ pub(crate) fn targeted() -> Run {
     run
 }
 
-/// What scanning the bus for that one LUN does.
+/// Shows what a scan of the bus for that one LUN does.
 pub(crate) fn wildcard() -> Run {
     let target = ScsiDebug::with_luns(LUNS);
     let scan = "- - -";
@@ -84,7 +84,7 @@ fn until_quiet(what: &str, target: &ScsiDebug, counter: &UeventCounter) -> Run {
         .map_or(Duration::ZERO, |event| event.at);
     let before_settle = counter.elapsed();
     udevd::settle();
-    // udevd may still have been at it when the kernel had nothing more to say.
+    // udevd may have worked for longer than the kernel sent events.
     let settled = counter.elapsed();
     let quiet = if settled > before_settle + Duration::from_secs(1) {
         settled

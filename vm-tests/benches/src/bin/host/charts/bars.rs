@@ -1,12 +1,12 @@
-//! Times beside each other.
+//! A chart of times as bars.
 
 use crate::svg::{self, line, text};
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 30.0;
-/// Where the bars begin: their names are before them.
+/// Where the bars begin. Their names are to the left.
 const BARS: f64 = 290.0;
-/// Where the longest ends: its value is behind it.
+/// Where the longest bar ends. Its value is to the right.
 const LONGEST: f64 = 640.0;
 const TOP: f64 = 96.0;
 const HEIGHT: f64 = 20.0;
@@ -28,7 +28,7 @@ pub(super) struct Group {
 pub(super) struct Bar {
     pub(super) label: String,
     pub(super) length: f64,
-    /// Behind the bar.
+    /// The text to the right of the bar.
     pub(super) value: String,
     pub(super) colour: &'static str,
 }

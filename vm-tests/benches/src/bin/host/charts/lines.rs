@@ -19,9 +19,9 @@ pub(super) struct Lines {
     pub(super) subtitle: String,
     pub(super) x_label: String,
     pub(super) ways: Vec<Line>,
-    /// A figure with its unit.
+    /// Writes a figure with its unit.
     pub(super) write: fn(f64) -> String,
-    /// One of an axis.
+    /// Writes a figure of an axis.
     pub(super) write_tick: fn(f64) -> String,
 }
 
@@ -29,11 +29,11 @@ pub(super) struct Lines {
 pub(super) struct Line {
     pub(super) label: String,
     pub(super) colour: &'static str,
-    /// Ascending; both above 0.
+    /// The points, ascending, with both figures above 0.
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// From figures to places.
+/// Converts figures to positions.
 struct Axes {
     x: (f64, f64),
     y: (f64, f64),
@@ -49,7 +49,7 @@ impl Axes {
     }
 }
 
-/// Where a value is between two, by its logarithm.
+/// The position of a value between two others, by their logarithms.
 fn part(value: f64, (low, high): (f64, f64)) -> f64 {
     (value / low).ln() / (high / low).ln()
 }
@@ -59,8 +59,7 @@ impl Lines {
         let mut svg = svg::begin(WIDTH, HEIGHT, &self.title, &self.subtitle);
         let points = || self.ways.iter().flat_map(|way| &way.points);
         let (x, y) = (range(points().map(|p| p.0)), range(points().map(|p| p.1)));
-        // The ends of the y axis are ticks; below the lowest line there is room for
-        // the names of several.
+        // The ends of the y axis are ticks. Below the lowest line there is room for several names.
         let ticks = ticks((y.0 / 2.0, y.1));
         let ends = ticks.first().zip(ticks.last());
         let axes = Axes {
@@ -111,7 +110,7 @@ impl Lines {
         text(svg, middle, BOTTOM + 44.0, 13, "middle", &self.x_label);
     }
 
-    /// Each at the end of its line, with the figure there.
+    /// Writes each way's name and last figure at the end of its line.
     fn names(&self, svg: &mut String, axes: &Axes) {
         let mut names: Vec<(f64, f64, String, &str)> = self
             .ways
@@ -168,7 +167,7 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     })
 }
 
-/// 1, 2 and 5 times the powers of ten around a range above 0.
+/// The ticks around a range above 0: 1, 2 and 5 times the powers of ten.
 fn ticks((low, high): (f64, f64)) -> Vec<f64> {
     let mut ticks = Vec::new();
     let mut power = 10_f64.powf(low.log10().floor());

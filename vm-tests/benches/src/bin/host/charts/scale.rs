@@ -1,4 +1,4 @@
-//! One more device beside others, as a chart.
+//! One more device beside other devices, as a chart.
 
 use vm_bench::figures::{Scale, ScaleWay};
 
@@ -6,8 +6,8 @@ use super::COLOURS;
 use super::lines::{Line, Lines};
 use crate::results::Results;
 
-/// The system calls of an attach and a detach. Both axes are logarithmic, so the device
-/// itself is counted among those that are attached.
+/// Draws the system calls of an attach and a detach. Both axes are logarithmic, so the device
+/// itself counts as one of those that are attached.
 pub(crate) fn draw_scale(results: &Results, scale: &Scale) -> String {
     let line = |(way, colour): (&ScaleWay, &'static str)| Line {
         label: way.way.clone(),

@@ -6,8 +6,8 @@ use super::COLOURS;
 use super::bars::{Bar, Bars, Group};
 use crate::results::Results;
 
-/// The throughput of each way, by load. The bars of a load are as long as its quickest
-/// way allows, since loads differ by a factor of a hundred.
+/// Draws the throughput of each way, by load. The bars of a load are relative to its quickest
+/// way, since loads differ by a factor of a hundred.
 pub(crate) fn draw_tls(results: &Results, tls: &Tls) -> String {
     let loads = tls.ways.first().map_or(&[][..], |way| &way.loads);
     let group = |(at, title): (usize, String)| {

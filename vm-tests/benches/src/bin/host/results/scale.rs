@@ -1,4 +1,4 @@
-//! One more device beside others, as a table.
+//! One more device beside other devices, as a table.
 
 use vm_bench::figures::{Beside, Scale, ScaleWay};
 

@@ -1,13 +1,11 @@
 //! Lookups of files that may be on a file server. A lookup that the server does not answer
 //! is given up.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
-use super::worker::{self, Pending};
+use super::given_up::GivenUp;
+use super::worker;
 use crate::deadline::Deadline;
 use crate::error::Stage;
 use crate::id::DevNo;
@@ -22,9 +20,7 @@ const PART: u32 = 8;
 /// The result of a lookup: a block device's number; `None` if it is something else.
 type Found = io::Result<Option<DevNo>>;
 
-/// The lookups that were given up and whose kernel calls have not returned, by name. Each
-/// holds a thread, so none is started a second time.
-static GIVEN_UP: Mutex<BTreeMap<String, Pending<Found>>> = Mutex::new(BTreeMap::new());
+static GIVEN_UP: GivenUp<Found> = GivenUp::new();
 
 /// The deadline for one lookup that may ask a file server.
 pub(crate) fn lookup_deadline(deadline: Deadline) -> Deadline {
@@ -43,20 +39,15 @@ pub(crate) fn lookup(
     deadline: Deadline,
     call: impl FnOnce() -> Found + Send + 'static,
 ) -> Found {
-    if let Some(earlier) = GIVEN_UP.lock().get(&name)
-        && earlier.wait(Deadline::after(Duration::ZERO)).is_none()
-    {
+    if GIVEN_UP.has(&name) {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    GIVEN_UP.lock().remove(&name);
     let pending = worker::start_with_own_fd_table(Stage::Claim, move || Ok(call()))
         .map_err(io::Error::other)?;
-    if let Some(found) = pending.wait(deadline) {
-        return found.map_err(io::Error::other)?;
+    match GIVEN_UP.wait(name, pending, deadline) {
+        Some(found) => found.map_err(io::Error::other)?,
+        None => Err(io::ErrorKind::TimedOut.into()),
     }
-    tracing::warn!(name, "the kernel has not returned; its thread stays");
-    GIVEN_UP.lock().insert(name, pending);
-    Err(io::ErrorKind::TimedOut.into())
 }
 
 #[cfg(test)]

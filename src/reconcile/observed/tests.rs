@@ -3,7 +3,8 @@ use std::time::Duration;
 use super::*;
 use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
+use crate::reconcile::desired::Desired;
 use crate::reconcile::job::{Done, Job};
 use crate::reconcile::options::Options;
 
@@ -185,6 +186,6 @@ fn a_certificate_that_ends_within_30_days_is_told_of_once() {
     let soon = with_days_left(29);
     assert_eq!(told(&soon), 1);
     assert_eq!(told(&soon), 0);
-    // A renewed one has an end of its own.
+    // A renewed certificate has an end of its own.
     assert_eq!(told(&with_days_left(10)), 1);
 }

@@ -1,0 +1,126 @@
+//! The names that a disk had when an attach first returned it.
+//!
+//! After a rescan the kernel's copy of a unit's names is that of the unit that answers now.
+//! udev's record keeps the old names until udev handles the disk again, as it does where
+//! the rescan found another size. Users of the disk, such as a mounted file system, still
+//! have the old unit's data. So an attach writes down what it found.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::engine::lock::run_dir;
+use crate::error::{Error, Result};
+use crate::id::{Hctl, Wwid};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sysfs};
+use crate::scsi::{Identity, ScsiDevice};
+
+/// The file `run/lunbd/names-H:C:T:L`: the life of the disk, then one name a line.
+pub(super) struct FirstNames {
+    path: PathBuf,
+    life: String,
+    disk: BlockDevice,
+}
+
+impl FirstNames {
+    pub(super) fn of(roots: &Roots, hctl: Hctl, disk: &BlockDevice) -> Result<Self> {
+        let (path, life) = (path(roots, hctl), disk.life()?);
+        let disk = disk.clone();
+        Ok(Self { path, life, disk })
+    }
+
+    /// The names; none if no attach has returned this disk.
+    pub(super) fn read(&self) -> Result<Identity> {
+        let text = sysfs::read_if_there(&self.path)?.unwrap_or_default();
+        let mut lines = text.lines();
+        if lines.next() != Some(self.life.as_str()) {
+            return Ok(Identity::default());
+        }
+        let names = lines.filter_map(|name| name.parse::<Wwid>().ok());
+        Ok(Identity::of(names))
+    }
+
+    /// Writes the names down, unless those of this disk are there. The attach goes on if it
+    /// fails: it needs no record for itself.
+    pub(super) fn keep(&self, identity: &Identity) {
+        let is_gone = || !self.disk.dir().exists();
+        if is_gone()
+            || identity.names.is_empty()
+            || self.read().is_ok_and(|first| !first.names.is_empty())
+        {
+            return;
+        }
+        let names = identity.names.iter().map(Wwid::to_string);
+        let lines: Vec<String> = [self.life.clone()].into_iter().chain(names).collect();
+        // A rename leaves no file with half of its names.
+        let beside = self.path.with_extension("unwritten");
+        let write = || fs::write(&beside, lines.join("\n") + "\n");
+        let failed = |error| Error::io("cannot write", &self.path, &error);
+        let replaced = || write().and_then(|()| fs::rename(&beside, &self.path));
+        let folder = self.path.parent().map_or(Ok(()), run_dir::make);
+        if let Err(error) = folder.and_then(|()| replaced().map_err(failed)) {
+            tracing::warn!(%error, "cannot record the names of a disk");
+        }
+    }
+}
+
+/// Removes the record of a device that is about to be deleted.
+pub(super) fn forget(roots: &Roots, hctl: Hctl) {
+    let _never_written = fs::remove_file(path(roots, hctl));
+}
+
+/// Removes the records of addresses without a device, which the kernel removed.
+pub(super) fn forget_removed(roots: &Roots) {
+    for name in sysfs::names(&run_dir::path(roots)).unwrap_or_default() {
+        let hctl = name.strip_prefix(PREFIX).and_then(|hctl| hctl.parse().ok());
+        if let Some(hctl) = hctl
+            && matches!(ScsiDevice::find(roots, hctl), Ok(None))
+        {
+            forget(roots, hctl);
+        }
+    }
+}
+
+const PREFIX: &str = "names-";
+
+fn path(roots: &Roots, hctl: Hctl) -> PathBuf {
+    run_dir::path(roots).join(format!("{PREFIX}{hctl}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_names_hold_for_one_life_of_the_disk_and_end_with_its_device() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("block/sda");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("dev"), "8:0\n").unwrap();
+        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        let hctl: Hctl = "2:0:0:1".parse().unwrap();
+        let names = |name: &str| Identity::of([name.parse::<Wwid>().unwrap()]);
+        let (first, second) = (names("naa.5000c500a1b2c3d4"), names("naa.5000c500a1b2c3d5"));
+        let of_life = |life: &str| {
+            fs::write(dir.join("diskseq"), life).unwrap();
+            FirstNames::of(&roots, hctl, &disk).unwrap()
+        };
+        let seventh = of_life("7\n");
+        assert_eq!(seventh.read().unwrap(), Identity::default());
+        seventh.keep(&first);
+        seventh.keep(&second);
+        assert_eq!(seventh.read().unwrap(), first);
+        let eighth = of_life("8\n");
+        assert_eq!(eighth.read().unwrap(), Identity::default());
+        eighth.keep(&second);
+        assert_eq!(eighth.read().unwrap(), second);
+        let device = roots.sysfs.join("bus/scsi/devices/2:0:0:1");
+        fs::create_dir_all(&device).unwrap();
+        forget_removed(&roots);
+        assert_eq!(eighth.read().unwrap(), second);
+        fs::remove_dir(&device).unwrap();
+        forget_removed(&roots);
+        assert_eq!(eighth.read().unwrap(), Identity::default());
+    }
+}

@@ -1,0 +1,123 @@
+//! One login, whose session ends with its attach unless that keeps it.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::deadline::Deadline;
+use crate::engine::iscsi::sessions::{destroy_abandoned, end_if_unused, login_lock_name};
+use crate::engine::lock::device_lock::DeviceLock;
+use crate::error::Result;
+use crate::iscsi::{self, IscsiSession, SessionName, SessionOptions};
+use crate::kernel::Roots;
+
+/// A session that was just made; its attach may have ended by now.
+#[derive(Debug)]
+pub(super) struct NewSession {
+    roots: Roots,
+    pub(super) session: IscsiSession,
+    is_kept: bool,
+}
+
+impl NewSession {
+    pub(super) fn keep(mut self) -> IscsiSession {
+        self.is_kept = true;
+        self.session.clone()
+    }
+}
+
+impl Drop for NewSession {
+    /// Ends the session: no attach waits for it any more.
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        let (roots, session) = (self.roots.clone(), self.session.clone());
+        let end = move |limit| {
+            if let Err(error) = end_if_unused(&roots, &session, Deadline::after(limit)) {
+                tracing::warn!(session = %session.id(), %error, "a session is left");
+            }
+        };
+        spawn_or_run(thread::Builder::new().name("lunbd-logout".to_owned()), end);
+    }
+}
+
+/// Runs `end` on a detached thread and passes it its time limit; on the calling thread,
+/// with a short limit, where no thread can be started.
+fn spawn_or_run(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'static) {
+    const SPAWNED_LIMIT: Duration = Duration::from_secs(30);
+    const CALLERS_LIMIT: Duration = Duration::from_secs(3);
+    let end = Arc::new(Mutex::new(Some(end)));
+    let take = |end: &Mutex<Option<_>>| end.lock().take();
+    let theirs = Arc::clone(&end);
+    let run = move || {
+        if let Some(end) = take(&theirs) {
+            end(SPAWNED_LIMIT);
+        }
+    };
+    if let Err(error) = thread.spawn(run) {
+        tracing::warn!(%error, "a thread cannot be started: the caller waits");
+        if let Some(end) = take(&end) {
+            end(CALLERS_LIMIT);
+        }
+    }
+}
+
+/// Makes one session; returns `None` where another process has made it meanwhile.
+pub(super) fn log_in(
+    roots: &Roots,
+    name: &SessionName,
+    options: &SessionOptions,
+    deadline: Deadline,
+) -> Result<Option<NewSession>> {
+    let alone = DeviceLock::take(roots, &login_lock_name(name), deadline)?;
+    let alone = destroy_abandoned(roots, alone, deadline)?;
+    if find(roots, name)? {
+        return Ok(None);
+    }
+    let connection = iscsi::connect(name, options, deadline)?;
+    let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
+        // The kernel still works on it, maybe with no process left to see it end.
+        Err(error) if error.kind().is_timeout_or_cancel() => {
+            alone.abandon();
+            return Err(error);
+        }
+        made => made?,
+    };
+    Ok(Some(NewSession {
+        roots: roots.clone(),
+        session: IscsiSession::new(roots, made.id),
+        is_kept: false,
+    }))
+}
+
+/// Whether a session of this name serves I/O, no matter which program made it.
+fn find(roots: &Roots, name: &SessionName) -> Result<bool> {
+    for session in IscsiSession::all(roots)? {
+        let is_it = session.name()?.as_ref() == Some(name);
+        if is_it && session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_session_made_for_nothing_is_ended_also_where_no_thread_can_be_started() {
+        // No machine can map a stack of this size.
+        let too_large = thread::Builder::new().stack_size(1 << 60);
+        for thread in [thread::Builder::new(), too_large] {
+            let (ended, end) = mpsc::channel();
+            spawn_or_run(thread, move |limit| ended.send(limit).unwrap());
+            assert!(end.recv_timeout(Duration::from_secs(60)).unwrap() > Duration::ZERO);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The resize of a volume by the caller's name of it.
+
+use std::sync::Arc;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::detach::DetachTarget;
+use crate::engine::journal::{Intent, Journal, Operation, Record, VolumeGuard};
+use crate::engine::resize::{ResizeRequest, Resized};
+use crate::engine::volume::detach::unknown;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::VolumeId;
+
+impl Engine {
+    /// As [`resize`](Self::resize), for a volume of the journal.
+    ///
+    /// # Errors
+    /// `NotFound` if the journal has no such volume; `NotReady` if an attach or a detach of it
+    /// is unfinished; at stage `journal` `Io` (the disk is full) and `TimedOut`. Else those of
+    /// [`resize`](Self::resize).
+    #[tracing::instrument(skip_all, fields(%volume))]
+    pub fn resize_volume(
+        &self,
+        journal: &Journal,
+        volume: &VolumeId,
+        at_least: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<Resized> {
+        let guard = journal.guard(volume, None, deadline)?;
+        let record = guard.record().ok_or_else(|| unknown(volume))?;
+        let begun = record.intent.as_ref().map(|intent| intent.operation);
+        if let Some(Operation::Attach | Operation::Detach { .. }) = begun {
+            let message = format!(
+                "an attach or detach of volume {volume} is incomplete: repeat it or run `lunbd \
+                 recover`, then resize"
+            );
+            return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Journal));
+        }
+        self.resize_guarded(&guard, record, at_least, deadline)
+    }
+
+    pub(super) fn resize_guarded(
+        &self,
+        guard: &Arc<VolumeGuard>,
+        record: Record,
+        at_least: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<Resized> {
+        let names = record.names();
+        let unique = names.first().filter(|name| name.is_unique());
+        let mut request = match (unique, record.spec.sources.split_first()) {
+            (Some(name), _) => ResizeRequest::new(DetachTarget::Unit(name.clone())),
+            (None, Some((first, more))) => {
+                let request = ResizeRequest::new(first.clone());
+                let expected = names.first().into_iter().cloned();
+                let request = more.iter().cloned().fold(request, ResizeRequest::path);
+                expected.fold(request, ResizeRequest::expect)
+            }
+            (None, None) => return Err(unknown(&record.volume)),
+        };
+        if let Some(nbd) = &record.spec.nbd {
+            request = request.backend(nbd.backend.clone());
+        }
+        if let Some(bytes) = at_least {
+            request = request.at_least(bytes);
+        }
+        let mut intent = record.clone();
+        intent.intent = Some(Intent::now(Operation::Resize { at_least }));
+        guard.begin(intent, deadline)?;
+        let result = self.resize(&request, deadline);
+        let mut after = record;
+        after.intent = None;
+        match &result {
+            Ok(resized) => {
+                if let Some(outcome) = &mut after.outcome {
+                    outcome.size = resized.size;
+                }
+                guard.write(after, deadline)?;
+            }
+            Err(error) if error.kind().is_timeout_or_cancel() => {}
+            Err(_) => {
+                if let Err(error) = guard.write(after, deadline) {
+                    tracing::warn!(%error, "the intent stays in the journal");
+                }
+            }
+        }
+        result
+    }
+}

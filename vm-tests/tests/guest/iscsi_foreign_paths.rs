@@ -1,0 +1,123 @@
+//! Paths of a unit that the caller has not named: one that leads to another unit by now,
+//! and one whose names the kernel has not read.
+
+use std::fs;
+use std::time::Duration;
+
+use lunbd::engine::Multipath;
+use lunbd::id::Hctl;
+use lunbd::iscsi::SessionOptions;
+use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Result, Source};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::iscsi_proxy::IscsiProxy;
+use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
+use vm_tests::guest::iscsi_tcp::{self, nothing_is_left};
+use vm_tests::guest::iscsid::{INITIATOR, Iscsid, Timeouts};
+use vm_tests::guest::lio::Store;
+use vm_tests::guest::multipathd::{Multipathd, NoPath};
+
+const IQN: &str = "iqn.2026-01.example:foreign";
+const BYTES: u64 = 8 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A volume that two targets present.
+struct Array {
+    engine: Engine,
+    targets: [IscsiTarget; 2],
+    store: Store,
+}
+
+impl Array {
+    fn presenting(store: Store) -> Self {
+        iscsi_tcp::prepare();
+        let mut targets = ["a", "b"].map(|name| IscsiTarget::new(&format!("{IQN}-{name}")));
+        for target in &mut targets {
+            target.map(1, &store);
+        }
+        Self {
+            engine: engine(),
+            targets,
+            store,
+        }
+    }
+
+    fn source(&self, target: usize) -> Source {
+        self.targets[target].uri(&[target], 1).parse().unwrap()
+    }
+
+    fn attach(&self, targets: &[usize], multipath: Multipath) -> Result<Attachment> {
+        let options = SessionOptions::new(INITIATOR.parse().unwrap());
+        let mut sources = targets.iter().map(|&target| self.source(target));
+        let request = AttachRequest::new(sources.next().unwrap());
+        let request = sources.fold(request, AttachRequest::path);
+        let request = request.multipath(multipath).log_in(options);
+        self.engine.attach(&request, soon())
+    }
+}
+
+/// Where the path over the second target is.
+fn second_path(attached: &Attachment) -> Hctl {
+    attached.paths().last().unwrap().hctl
+}
+
+#[test]
+fn a_map_with_a_path_that_leads_to_another_unit_by_now_is_not_handed_out() {
+    let multipathd = Multipathd::start(NoPath::Fail);
+    let mut array = Array::presenting(Store::ramdisk("a6101", BYTES));
+    let attached = array.attach(&[0, 1], Multipath::Require).unwrap();
+    let other = Store::ramdisk("a6102", BYTES);
+    array.targets[1].remap(1, &other);
+    let again = array.attach(&[0], Multipath::Prefer);
+    let store = array.store.clone();
+    array.targets[1].remap(1, &store);
+    let error = again.expect_err("the map writes to another unit as well");
+    assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+    let said = error.to_string();
+    let hctl = second_path(&attached).to_string();
+    assert!(
+        said.contains(&hctl) && said.contains(&other.wwid()),
+        "{said}"
+    );
+    // It is left as it was, and is handed out again where all is well.
+    let again = array.attach(&[0], Multipath::Prefer).unwrap();
+    assert_eq!(again.node, attached.node);
+    let detachment = array.engine.detach(array.source(0), soon()).unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    drop(multipathd);
+    nothing_is_left();
+}
+
+/// Of [`PORTALS`]' other target, by a proxy.
+const PROXY: &str = "127.0.0.9:3260";
+
+#[test]
+fn a_path_of_which_the_kernel_has_read_no_name_is_found_by_what_it_says_itself() {
+    let array = Array::presenting(Store::ramdisk("a6103", BYTES));
+    array.attach(&[0], Multipath::Off).unwrap();
+    let iscsid = Iscsid::start();
+    let proxy = IscsiProxy::start(PROXY, PORTALS[1]);
+    let session = iscsid.login(PROXY, array.targets[1].iqn(), Timeouts::default());
+    proxy.hide_pages(true);
+    session.scan(1);
+    let device = session.device_dir(1);
+    guest::wait_until("the disk", LIMIT, || session.disk(1));
+    guest::udevd::settle();
+    proxy.hide_pages(false);
+    assert!(!device.join("vpd_pg83").exists());
+    let detachment = array.engine.detach(array.source(0), soon()).unwrap();
+    let stands = device.exists();
+    if stands {
+        fs::write(device.join("delete"), "1").unwrap();
+    }
+    session.logout();
+    assert!(
+        !(detachment.safe_to_unmap && stands),
+        "safe, and a path stands: {detachment:?}"
+    );
+    assert!(!stands, "{detachment:?}");
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    assert_eq!(detachment.receipt.unwrap().paths.len(), 2);
+    drop((iscsid, proxy));
+    nothing_is_left();
+}
