@@ -182,7 +182,7 @@ fn a_list_that_is_forbidden_or_broken_is_an_error() {
             Step::Send(greeting()),
             Step::Expect(client_flags(3)),
             Step::ExpectOption(OPT_LIST),
-            Step::Send(answer),
+            Step::SendUntilClosed(answer),
         ];
         let server = Server::tcp(with(script, ends));
         let error = nbd::list_exports(server.uri("").server(), soon()).unwrap_err();

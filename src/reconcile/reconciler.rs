@@ -249,7 +249,8 @@ mod tests {
     #[test]
     fn events_come_in_the_order_in_which_the_state_changed() {
         const THREADS: u64 = 8;
-        const EACH: u64 = 500;
+        // A follower that falls behind by more than 1,024 events loses the oldest.
+        const EACH: u64 = 100;
         let shared = Shared::default();
         let mut events = shared.followers.add();
         let change = || {

@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) enum Step {
     /// Sends these bytes at once.
     Send(Vec<u8>),
+    /// Sends these bytes, as far as the client reads before it disconnects.
+    SendUntilClosed(Vec<u8>),
     /// Sends one byte of these per interval, until the client disconnects.
     Dribble(Vec<u8>, Duration),
     /// The client must send exactly these bytes next.
@@ -146,6 +148,10 @@ fn play(step: &Step, stream: &mut dyn Stream) -> Result<(), String> {
     let text = |error: io::Error| error.to_string();
     match step {
         Step::Send(bytes) => stream.write_all(bytes).map_err(text),
+        Step::SendUntilClosed(bytes) => {
+            let _client_has_read_enough = stream.write_all(bytes);
+            Ok(())
+        }
         Step::Dribble(bytes, interval) => {
             for byte in bytes {
                 if stream.write_all(&[*byte]).is_err() {
