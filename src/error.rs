@@ -386,7 +386,8 @@ mod tests {
             .with_missing(&[missing])
             .with_found(&["naa.5000c500a1b2c3d4"])
             .caused_by(in_use);
-        let bytes = std::os::unix::ffi::OsStrExt::from_bytes(b"/run/caf\xe9");
+        let bytes: &std::ffi::OsStr =
+            std::os::unix::ffi::OsStrExt::from_bytes(b"/run/caf\xe9".as_slice());
         let odd = Error::new(ErrorKind::Io, "no").with_path(std::path::Path::new(bytes));
         assert_eq!(
             serde_json::to_value(odd).unwrap()["path"],
