@@ -388,7 +388,7 @@ mod tests {
             .caused_by(in_use);
         let bytes: &std::ffi::OsStr =
             std::os::unix::ffi::OsStrExt::from_bytes(b"/run/caf\xe9".as_slice());
-        let odd = Error::new(ErrorKind::Io, "no").with_path(std::path::Path::new(bytes));
+        let odd = Error::new(ErrorKind::Io, "no").with_path(Path::new(bytes));
         assert_eq!(
             serde_json::to_value(odd).unwrap()["path"],
             "/run/caf\u{fffd}"
