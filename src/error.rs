@@ -284,7 +284,9 @@ impl serde::Serialize for Error {
         object.serialize_field("last_seen", &self.last_seen())?;
         object.serialize_field("retry", self.retry().as_str())?;
         object.serialize_field("errno", &self.nearest(Self::errno))?;
-        object.serialize_field("path", &self.nearest(Self::path))?;
+        // JSON has no place for bytes that are no UTF-8.
+        let path = self.nearest(Self::path).map(Path::to_string_lossy);
+        object.serialize_field("path", &path)?;
         object.serialize_field("holders", self.holders())?;
         object.serialize_field("missing", self.missing())?;
         object.serialize_field("found", self.found())?;
@@ -384,6 +386,13 @@ mod tests {
             .with_missing(&[missing])
             .with_found(&["naa.5000c500a1b2c3d4"])
             .caused_by(in_use);
+        let bytes: &std::ffi::OsStr =
+            std::os::unix::ffi::OsStrExt::from_bytes(b"/run/caf\xe9".as_slice());
+        let odd = Error::new(ErrorKind::Io, "no").with_path(Path::new(bytes));
+        assert_eq!(
+            serde_json::to_value(odd).unwrap()["path"],
+            "/run/caf\u{fffd}"
+        );
         let error = serde_json::to_value(few).unwrap();
         assert_eq!(error["errno"], 16);
         assert_eq!(error["path"], "/dev/sdb");

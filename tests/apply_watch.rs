@@ -91,3 +91,26 @@ fn a_change_of_the_file_that_is_refused_or_taken_in_is_json_for_a_program() {
     assert_eq!(told[0]["sequence"], 1);
     assert_eq!(told[1]["event"], "file_taken_in");
 }
+
+#[test]
+fn a_command_that_cannot_print_an_event_fails() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("volumes.toml");
+    fs::write(
+        &file,
+        "[[volume]]\nid = \"a\"\nsource = \"scsi:4294967295:0:0:1\"\n",
+    )
+    .unwrap();
+    let full = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let status = Command::new(env!("CARGO_BIN_EXE_lunbd"))
+        .args(["apply", "--watch", "--journal"])
+        .arg(directory.path().join("journal"))
+        .arg(&file)
+        .stdout(full)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(1));
+}

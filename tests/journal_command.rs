@@ -114,6 +114,12 @@ fn restore_takes_in_a_set_aside_record_and_nothing_else() {
     fs::write(place.file(ASIDE), record("pvc-1")).unwrap();
     let occupied = place.error(&["journal", "restore", ASIDE]);
     assert_eq!(occupied, (Some(5), json!("in_use")));
+    // The record of another volume has the same source.
+    fs::write(place.file(ASIDE), record("pvc-2")).unwrap();
+    let owned = place.error(&["journal", "restore", ASIDE]);
+    assert_eq!(owned, (Some(5), json!("in_use")));
+    assert!(!place.file("pvc-2.json").exists() && place.file(ASIDE).exists());
+    fs::write(place.file(ASIDE), record("pvc-1")).unwrap();
     place.json(&["journal", "forget", "pvc-1"]);
     // The file is named by its path, as `show` prints it.
     let path = place.file(ASIDE);

@@ -12,7 +12,7 @@ use crate::engine::lock::run_dir;
 use crate::error::{Error, Result};
 use crate::id::{Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{Roots, sysfs};
+use crate::kernel::{Roots, machine, sysfs};
 use crate::scsi::{Identity, ScsiDevice};
 
 /// The file `run/lunbd/names-H:C:T:L`: the life of the disk, then one name a line.
@@ -24,7 +24,9 @@ pub(super) struct FirstNames {
 
 impl FirstNames {
     pub(super) fn of(roots: &Roots, hctl: Hctl, disk: &BlockDevice) -> Result<Self> {
-        let (path, life) = (path(roots, hctl), disk.life()?);
+        // `/run` of a container may outlive a boot, and sequence numbers begin again.
+        let boot = machine::boot_id(roots).unwrap_or_default();
+        let (path, life) = (path(roots, hctl), format!("{} {boot}", disk.life()?));
         let disk = disk.clone();
         Ok(Self { path, life, disk })
     }
@@ -115,6 +117,10 @@ mod tests {
         assert_eq!(eighth.read().unwrap(), Identity::default());
         eighth.keep(&second);
         assert_eq!(eighth.read().unwrap(), second);
+        let boot = roots.proc.join("sys/kernel/random");
+        fs::create_dir_all(&boot).unwrap();
+        fs::write(boot.join("boot_id"), "another\n").unwrap();
+        assert_eq!(of_life("8\n").read().unwrap(), Identity::default());
         let device = roots.sysfs.join("bus/scsi/devices/2:0:0:1");
         fs::create_dir_all(&device).unwrap();
         forget_removed(&roots);

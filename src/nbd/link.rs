@@ -14,7 +14,7 @@ use super::tls_info::TlsInfo;
 use super::unread::Unread;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
-use crate::id::{BackendId, NbdServer, NbdUri};
+use crate::id::{BackendId, ContentName, NbdServer, NbdUri};
 
 /// The sockets that this process has handed over for a connected device. It keeps them
 /// to see which connections have ended, and to shut them down. The kernel keeps each
@@ -28,6 +28,8 @@ pub(crate) struct Link {
     pub(crate) timeouts: NewTimeouts,
     /// The content that was read from the volume before the kernel was connected to it.
     pub(crate) content: Option<KnownContent>,
+    /// The name that each server's content must have.
+    pub(crate) expected: Option<ContentName>,
     /// The TLS of the last connection that this process made.
     pub(crate) tls: Option<TlsInfo>,
     slots: Slots,
@@ -134,6 +136,7 @@ impl Link {
             backend,
             timeouts,
             content: None,
+            expected: None,
             tls: None,
             slots,
             ends: Vec::new(),

@@ -67,7 +67,7 @@ impl State {
             let spec = wanted.or_else(|| Some(&self.actual.get(&step.volume)?.spec));
             let source = spec.and_then(|spec| spec.sources.first());
             let may_hang = priority == Priority::Again || step.kind == StepKind::Heal;
-            let is_limited = matches!(priority, Priority::Fresh | Priority::Again);
+            let is_limited = !matches!(priority, Priority::Detach | Priority::DetachAgain);
             let place = source.filter(|_| is_limited).map(|source| Place {
                 name: place_of(source),
                 may_hang,

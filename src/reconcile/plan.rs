@@ -311,7 +311,8 @@ fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
             };
             let theirs = desired.get(&owner.volume);
             if theirs.is_some_and(|theirs| Resource::of(theirs).any(|wants| wants == resource))
-                || (matches!(resource, Resource::Unit(_)) && theirs == Some(&owner.spec))
+                || (matches!(resource, Resource::Unit(_))
+                    && theirs.is_some_and(|theirs| moved(theirs, owner).is_none()))
             {
                 let volume = &owner.volume;
                 refused = Some(format!(

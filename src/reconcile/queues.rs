@@ -28,7 +28,9 @@ impl Queues {
             ranked.push((*before, job));
             *before += 1;
         }
-        ranked.sort_by_key(|(before, job)| (job.due, *before));
+        // Each unblocked volume is due at once, whenever its event came.
+        let due = |job: &Job| job.due.filter(|_| job.priority != Priority::Unblocked);
+        ranked.sort_by_key(|(before, job)| (due(job), *before));
         for (_, job) in ranked {
             self.by_priority
                 .entry(job.priority)

@@ -57,8 +57,9 @@ pub(super) struct Room {
     under_way: usize,
     /// The steps under way that are not slow.
     quick: BTreeMap<Priority, usize>,
-    /// The steps at each server, target or host that count for its limit.
-    places: BTreeMap<String, usize>,
+    /// The steps at each server, target or host that count for its limit. Unblocked steps
+    /// (`true`) count apart from the others: what hung before may be over.
+    places: BTreeMap<(bool, String), usize>,
 }
 
 impl Room {
@@ -75,9 +76,10 @@ impl Room {
             counts.sum()
         };
         let coming = quick(&[Priority::Unblocked, Priority::Fresh, Priority::Again]);
-        let at_place = place
-            .and_then(|place| self.places.get(&place.name))
-            .copied();
+        let at_place = place.and_then(|place| {
+            let key = (priority == Priority::Unblocked, place.name.clone());
+            self.places.get(&key).copied()
+        });
         let most_at_place = if priority == Priority::Fresh {
             half
         } else {
@@ -172,7 +174,8 @@ impl Workers {
                 *room.quick.entry(at.priority).or_default() += 1;
             }
             if let Some(place) = at.counts_at(now) {
-                *room.places.entry(place.to_owned()).or_default() += 1;
+                let key = (at.priority == Priority::Unblocked, place.to_owned());
+                *room.places.entry(key).or_default() += 1;
             }
         }
         room

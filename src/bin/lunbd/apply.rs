@@ -76,18 +76,21 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     if let Some(changes) = changes {
         let watch_error = follow(&reconciler, what, changes, desired, json)?;
         reconciler.run()?;
-        display.end(reconciler);
-        // The run ends by itself only if the file can no longer be followed.
-        return watch_error.try_recv().map_or(Ok(ExitCode::SUCCESS), Err);
+        let printed = display.end(reconciler);
+        // The run ends by itself only if the file can no longer be followed, or if an event
+        // cannot be printed.
+        return watch_error.try_recv().map_or(Ok(printed), Err);
     }
     let applied = reconciler.apply(deadline).map(drop);
     let (left, errors) = (reconciler.plan(), reconciler.errors());
-    display.end(reconciler);
+    let printed = display.end(reconciler);
     let told = exit::print(|out| show_left(out, &left, &errors, count, json));
     applied?;
     Ok(match errors.first() {
         Some((_, error)) => exit::of(error.kind()),
-        None if left.is_empty() && shown == ExitCode::SUCCESS => told,
+        None if left.is_empty() && shown == ExitCode::SUCCESS && printed == ExitCode::SUCCESS => {
+            told
+        }
         None => ExitCode::FAILURE,
     })
 }

@@ -544,8 +544,7 @@ pub(crate) struct Heal {
 
 impl Heal {
     /// The options with which the device of one source is healed.
-    pub(crate) fn nbd_options(&self) -> NbdOptions {
-        let mut options = NbdOptions::default();
+    pub(crate) fn nbd_options(&self, mut options: NbdOptions) -> NbdOptions {
         if let Some(id) = &self.backend {
             options = options.backend(id.clone());
         }

@@ -63,8 +63,10 @@ struct Envelope<'a, T> {
 /// `type`.
 pub(crate) fn write(out: &mut impl Write, of: Type, body: &impl Serialize) -> io::Result<()> {
     let v = VERSION;
-    serde_json::to_writer(&mut *out, &Envelope { v, of, body })?;
-    writeln!(out)
+    // A value that cannot be serialised leaves no part of a line.
+    let mut line = serde_json::to_vec(&Envelope { v, of, body })?;
+    line.push(b'\n');
+    out.write_all(&line)
 }
 
 /// Puts the envelope around an object that is text already.

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use lunbd::engine::NbdOptions;
 use lunbd::engine::journal::VolumeSpec;
 use lunbd::engine::{
     HealOutcome, HealReport, SessionRecovery, SessionRecoveryOptions, SessionRecoveryReport,
@@ -33,12 +34,20 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
     }
     let progress = Progress::of("healing");
     let deadline = Deadline::after(what.timeout);
-    let mut options = what.nbd_options();
+    let mut options = NbdOptions::default();
     let sources: Vec<Source> = match &what.volume {
         Some(volume) => {
             let spec = spec_of(&engine, what, volume, deadline)?;
             if let Some(nbd) = spec.nbd {
-                options = options.backend(nbd.backend);
+                let limit = Duration::from_millis;
+                let dead = limit(nbd.dead_connection_timeout_ms);
+                options = options
+                    .backend(nbd.backend)
+                    .io_timeout(limit(nbd.io_timeout_ms))
+                    .dead_connection_timeout(dead);
+                if let Some(name) = nbd.expect {
+                    options = options.expect(name);
+                }
             }
             spec.sources
         }
@@ -55,6 +64,7 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
         return Ok(print_sessions(&sessions, json));
     }
     what.refuse_without_sessions()?;
+    let options = what.nbd_options(options);
     let healings = match sources.first() {
         Some(source) => vec![engine.heal_source(source, &options, deadline)?],
         None => engine.heal(deadline)?,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -19,7 +20,7 @@ use crate::{exit, threads};
 
 /// Shows a reconciler's events and progress until the reconciler is gone.
 pub(crate) struct ProgressDisplay {
-    printer: JoinHandle<()>,
+    printer: JoinHandle<ExitCode>,
     /// Dropping the sender ends the drawing.
     drawing: Option<(SyncSender<()>, JoinHandle<()>)>,
 }
@@ -34,7 +35,7 @@ impl ProgressDisplay {
         let printer = {
             let weak = Arc::downgrade(reconciler);
             threads::start("lunbd-print", move || {
-                print_all(events, &weak, (once, json));
+                print_all(events, &weak, (once, json))
             })?
         };
         // Progress lines are for a terminal; a pipe gets only the events.
@@ -49,29 +50,30 @@ impl ProgressDisplay {
         Ok(Self { printer, drawing })
     }
 
-    /// Ends the drawing, drops the reconciler and prints the remaining events.
-    pub(crate) fn end(self, reconciler: Arc<Reconciler>) {
+    /// Ends the drawing, drops the reconciler and prints the remaining events. Returns the
+    /// exit code of the printing.
+    pub(crate) fn end(self, reconciler: Arc<Reconciler>) -> ExitCode {
         if let Some((ended, drawing)) = self.drawing {
             drop(ended);
             let _drew = drawing.join();
         }
         let _cleared = BARS.clear();
         drop(reconciler);
-        let _printed = self.printer.join();
+        self.printer.join().unwrap_or(ExitCode::FAILURE)
     }
 }
 
-fn print_all(mut events: Events, reconciler: &Weak<Reconciler>, how: (bool, bool)) {
+fn print_all(mut events: Events, reconciler: &Weak<Reconciler>, how: (bool, bool)) -> ExitCode {
     while let Some(event) = events.next(Deadline::after(Duration::MAX)) {
         if let Err(error) = BARS.suspend(|| print(&event, how)) {
             // The reader is gone: the reconciler stops after the steps under way.
             if let Some(reconciler) = reconciler.upgrade() {
                 reconciler.stop();
             }
-            let _told = exit::print(|_| Err(error));
-            return;
+            return exit::print(|_| Err(error));
         }
     }
+    ExitCode::SUCCESS
 }
 
 fn print(event: &SequencedEvent, (once, json): (bool, bool)) -> io::Result<()> {

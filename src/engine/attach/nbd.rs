@@ -114,6 +114,7 @@ impl Engine {
             connected_by,
         );
         link.content = known.flatten();
+        link.expected.clone_from(&request.nbd.expected);
         link.tls.clone_from(&tls);
         let served = Served { content, tls };
         let received = device

@@ -122,7 +122,10 @@ impl Table {
     }
 
     /// What the other volumes claim.
-    fn others<'a>(&'a self, volume: &'a VolumeId) -> impl Iterator<Item = Reservation<'a>> {
+    pub(super) fn others<'a>(
+        &'a self,
+        volume: &'a VolumeId,
+    ) -> impl Iterator<Item = Reservation<'a>> {
         let reservations = self.reservations();
         reservations.filter(move |other| other.volume != volume)
     }

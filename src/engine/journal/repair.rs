@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::format::Fault;
 use super::open::is_set_aside;
-use super::{Journal, Record, file, open};
+use super::{Journal, Record, VolumeSpec, conflict, file, open};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
@@ -49,8 +49,8 @@ impl Journal {
     ///
     /// # Errors
     /// `InvalidInput` if it is no file that was set aside, or is not a record, with what is
-    /// wrong with it; `InUse` if the journal has another record of the volume: detach or
-    /// forget that one first; `NotSupported` if a later version wrote it; `NotFound`; `Io`;
+    /// wrong with it; `InUse` if the journal has another record of the volume, or another
+    /// volume has its source, backend id or unit: detach or forget that one first; `NotSupported` if a later version wrote it; `NotFound`; `Io`;
     /// `TimedOut` at stage `journal`, and then it may still become the record.
     pub fn restore(&self, name: &OsStr, deadline: Deadline) -> Result<Record> {
         let (directory, name) = self.set_aside_file(name)?;
@@ -68,12 +68,29 @@ impl Journal {
             );
             return Err(Error::new(ErrorKind::InUse, message).with_path(aside));
         }
+        self.require_no_other_owner(&record)?;
         guard.write(record.clone(), deadline)?;
         run(&directory, deadline, {
             let directory = directory.clone();
             move || remove(&directory, &name)
         })?;
         Ok(record)
+    }
+
+    /// # Errors
+    /// `InUse` if another volume has a source, the backend id or the unit of this record.
+    fn require_no_other_owner(&self, record: &Record) -> Result<()> {
+        let units = record.names().into_iter().map(|name| VolumeSpec {
+            expect: Some(name),
+            ..record.spec.clone()
+        });
+        let table = self.shared.table();
+        for wanted in units.chain([record.spec.clone()]) {
+            for other in table.others(&record.volume) {
+                conflict::with_another(&record.volume, &wanted, other)?;
+            }
+        }
+        Ok(())
     }
 
     /// The directory, and the name of a file in it that was set aside.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::deadline::Deadline;
 use crate::engine::HealOutcome;
 use crate::engine::HealReport;
+use crate::engine::attach::nbd_options::ContentRule;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::{Engine, NbdOptions};
@@ -159,7 +160,12 @@ impl Engine {
             && link.backend == backend
         {
             let (uri, timeouts) = (link.uri.clone(), link.timeouts);
-            return Ok(Some(NbdReconnect::new(device, uri, backend, timeouts)));
+            let rule = ContentRule {
+                expected: link.expected.clone(),
+                ..ContentRule::default()
+            };
+            let reconnect = NbdReconnect::new(device, uri, backend, timeouts);
+            return Ok(Some(reconnect.with_content(rule)));
         }
         // Another process has connected it: the device keeps the timeouts of that process.
         let unknown = NewTimeouts::default();

@@ -322,6 +322,21 @@ fn a_volume_that_expects_another_volumes_unit_is_refused_with_both_names() {
 }
 
 #[test]
+fn a_volume_that_changes_in_place_is_not_detached_for_one_that_expects_its_unit() {
+    let mut wish = nbd(1, 1);
+    (wish.nbd, wish.expect) = (false, Some(9));
+    let mut other = nbd(2, 2);
+    other.nbd = false;
+    let mut actual = stands(std::slice::from_ref(&other));
+    actual.volumes.get_mut(&id(2)).unwrap().names = vec![unit(9)];
+    other.min_paths = 2;
+    let plan = plan(&desired(&[wish, other]), &actual);
+    let kinds: Vec<_> = plan.steps.iter().map(|step| step.kind).collect();
+    assert!(!kinds.contains(&StepKind::Detach), "{plan}");
+    assert!(kinds.contains(&StepKind::Refused), "{plan}");
+}
+
+#[test]
 fn what_cannot_be_changed_in_place_is_detached_first_and_the_rest_is_attached_again() {
     let mut read_only = nbd(1, 1);
     read_only.read_only = true;

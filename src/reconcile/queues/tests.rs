@@ -136,6 +136,33 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
 }
 
 #[test]
+fn a_volume_whose_paths_may_be_back_does_not_wait_for_many_others_whose_paths_may_be_back() {
+    let mut state = State::default();
+    let mut desired = Desired::default();
+    let hang = (0..40).map(|lun| format!("scsi:2:0:0:{lun}"));
+    for (number, source) in (0..).zip(hang.chain(["scsi:3:0:0:1".to_owned()])) {
+        let request = AttachRequest::new(source.parse::<Source>().unwrap());
+        desired.insert(id(number), &request).unwrap();
+    }
+    state.want(desired);
+    let hour = Duration::from_secs(3600);
+    let patient = Options::default().retry(hour, hour);
+    loop {
+        let jobs = take_all(&mut state);
+        if jobs.is_empty() {
+            break;
+        }
+        for mut job in jobs {
+            state.settle(&mut job, refused(), &patient);
+        }
+    }
+    state.take_in(&ChangeEvent::Transport { host: None });
+    let first = take_all(&mut state);
+    let is_served = first.iter().any(|job| job.step.volume == id(40));
+    assert!(is_served && first.len() < 20, "{} steps", first.len());
+}
+
+#[test]
 fn what_is_back_is_tried_also_where_others_of_its_host_hang() {
     let mut state = State::default();
     let mut desired = Desired::default();

@@ -254,6 +254,29 @@ fn a_heal_of_an_unused_device_refuses_another_volume_unless_it_is_accepted() {
     assert!(engine.detach(source, soon()).unwrap().changed);
 }
 
+#[test]
+fn a_heal_requires_the_content_that_the_attach_expected_also_while_a_process_may_write() {
+    let _module = module();
+    let ((right, name), (other, others_name)) = (formatted(), formatted());
+    let (at, engine) = (At::tcp(), engine());
+    let mut server = nbdkit(at.clone(), &right);
+    let source = source_of(&at);
+    let options = patient().expect(name.clone());
+    let request = AttachRequest::new(source.clone()).nbd(options);
+    let node = engine.attach(&request, soon()).unwrap().node;
+    let disk = OpenOptions::new().write(true).open(&node).unwrap();
+    server.kill();
+    drop(server);
+    let impostor = nbdkit(at.clone(), &other);
+    require_refused(&healed(&engine), &name, std::slice::from_ref(&others_name));
+    drop(impostor);
+    let _right = nbdkit(at, &right);
+    let outcome = healed(&engine);
+    assert!(matches!(outcome, HealOutcome::Adopted(_)), "{outcome:?}");
+    drop(disk);
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
 fn volume() -> VolumeId {
     "pvc-1".parse().unwrap()
 }
