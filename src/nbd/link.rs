@@ -34,6 +34,10 @@ pub(crate) struct Link {
     pub(crate) tls: Option<TlsInfo>,
     slots: Slots,
     ends: Vec<End>,
+    /// The sockets of the connections that were replaced last. The kernel's receiver may
+    /// still read one: `nbd_reconnect_socket` does not wait for it, and holds no reference
+    /// for it.
+    replaced: Vec<OwnedFd>,
     /// The thread that connected the device; a reconnect does not change it. `None` if
     /// it could not be read.
     connected_by: Option<u32>,
@@ -140,6 +144,7 @@ impl Link {
             tls: None,
             slots,
             ends: Vec::new(),
+            replaced: Vec::new(),
             connected_by,
         }
     }
@@ -203,7 +208,8 @@ impl Link {
     /// Records that the kernel has put a new connection into the slot of a dead one.
     pub(crate) fn replace_dead(&mut self, new: OwnedFd) {
         if let Some(dead) = self.ends.iter().position(End::has_hung_up) {
-            self.ends.remove(dead);
+            let dead = self.ends.remove(dead);
+            self.keep_replaced([dead]);
         }
         self.ends.push(new.into());
         self.slots.count = self.slots.count.max(self.ends.len());
@@ -216,7 +222,21 @@ impl Link {
 
     /// Records that another process has put connections into the slots of the dead ones.
     pub(crate) fn forget_dead(&mut self) {
-        self.ends.retain(|end| !end.has_hung_up());
+        let (dead, live) = std::mem::take(&mut self.ends)
+            .into_iter()
+            .partition::<Vec<_>, _>(End::has_hung_up);
+        self.ends = live;
+        self.keep_replaced(dead);
+    }
+
+    /// Keeps the sockets until as many others were replaced.
+    fn keep_replaced(&mut self, dead: impl IntoIterator<Item = End>) {
+        for end in dead {
+            end.shut_down();
+            self.replaced.push(end.socket);
+        }
+        let surplus = self.replaced.len().saturating_sub(self.slots.count.max(1));
+        self.replaced.drain(..surplus);
     }
 }
 
@@ -289,6 +309,19 @@ mod tests {
             more: false,
         };
         assert_eq!(link.state(), whole);
+    }
+
+    #[test]
+    fn the_sockets_of_the_connections_that_were_replaced_last_stay_open() {
+        let (one, mut peer) = UnixStream::pair().unwrap();
+        let mut link = link(vec![one.into()]);
+        for _ in 0..3 {
+            let (new, peer_of_new) = UnixStream::pair().unwrap();
+            drop(std::mem::replace(&mut peer, peer_of_new));
+            link.replace_dead(new.into());
+            assert!(link.state().is_whole());
+            assert_eq!(link.replaced.len(), 1);
+        }
     }
 
     #[test]
