@@ -44,6 +44,21 @@ fn take_all(state: &mut State) -> Vec<Job> {
     std::iter::from_fn(|| state.take_job(8)).collect()
 }
 
+/// Fails the first step of each volume. The retries are due after an hour.
+fn fail_each_once(state: &mut State) {
+    let hour = Duration::from_secs(3600);
+    let patient = Options::default().retry(hour, hour);
+    loop {
+        let jobs = take_all(state);
+        if jobs.is_empty() {
+            return;
+        }
+        for mut job in jobs {
+            state.settle(&mut job, refused(), &patient);
+        }
+    }
+}
+
 #[test]
 fn a_detach_is_not_behind_attaches_however_many_there_are_and_however_long_they_take() {
     let mut state = wanting(20);
@@ -85,17 +100,7 @@ fn a_volume_of_a_server_that_is_back_does_not_wait_for_those_of_one_that_is_away
     want("back", "nbd://back/1");
     state.want(desired);
     // Each has failed once, and all are due for a retry.
-    let hour = Duration::from_secs(3600);
-    let patient = Options::default().retry(hour, hour);
-    loop {
-        let jobs = take_all(&mut state);
-        if jobs.is_empty() {
-            break;
-        }
-        for mut job in jobs {
-            state.settle(&mut job, refused(), &patient);
-        }
-    }
+    fail_each_once(&mut state);
     state.reset_backoff(Duration::ZERO);
     let _hang = take_all(&mut state);
     let at_work = state.at_work();
@@ -110,17 +115,7 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
     let source: Source = "scsi:2:0:0:1".parse().unwrap();
     desired.insert(id(77), &AttachRequest::new(source)).unwrap();
     state.want(desired);
-    let hour = Duration::from_secs(3600);
-    let patient = Options::default().retry(hour, hour);
-    loop {
-        let jobs = take_all(&mut state);
-        if jobs.is_empty() {
-            break;
-        }
-        for mut job in jobs {
-            state.settle(&mut job, refused(), &patient);
-        }
-    }
+    fail_each_once(&mut state);
     // It waits for its retry behind the others.
     state.reset_backoff(Duration::ZERO);
     let _hang = take_all(&mut state);
@@ -145,17 +140,7 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_many_others_whose_paths_ma
         desired.insert(id(number), &request).unwrap();
     }
     state.want(desired);
-    let hour = Duration::from_secs(3600);
-    let patient = Options::default().retry(hour, hour);
-    loop {
-        let jobs = take_all(&mut state);
-        if jobs.is_empty() {
-            break;
-        }
-        for mut job in jobs {
-            state.settle(&mut job, refused(), &patient);
-        }
-    }
+    fail_each_once(&mut state);
     state.take_in(&ChangeEvent::Transport { host: None });
     let first = take_all(&mut state);
     let is_served = first.iter().any(|job| job.step.volume == id(40));

@@ -155,7 +155,7 @@ pub struct Cost {
     /// The processor time of the process and of the programs that it ran, user and system, as
     /// the clock's ticks count it.
     pub cpu_ms: f64,
-    /// The part of it that the hub's thread used.
+    /// The part of this processor time that the hub's thread used.
     pub hub_cpu_ms: f64,
     /// The system calls of the process and of the programs that it ran, counted in a round
     /// that is not timed.

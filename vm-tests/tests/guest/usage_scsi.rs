@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lunbd::engine::{Flush, NotLookedAt, StageObserver};
 use lunbd::error::Stage;
-use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, ErrorKind, Source};
+use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, Engine, ErrorKind, Source};
 use nix::mount::{MsFlags, mount, umount};
 use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
 use vm_tests::guest::disk_users::LoopDevice;
@@ -124,18 +124,24 @@ fn what_a_partition_cannot_write_back_ends_the_detach() {
     assert!(!engine.detach(abandon, soon()).unwrap().safe_to_unmap);
 }
 
-#[test]
-fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_keeps_queueing() {
+/// Attaches both paths of a unit, and returns their nodes.
+fn attached_paths(engine: &Engine) -> (ScsiDebug, Vec<PathBuf>) {
     let (target, sources) = ScsiDebug::two_paths();
-    let engine = engine();
     let sources = sources.iter().map(|source| source.parse().unwrap());
-    let disks: Vec<PathBuf> = sources
+    let disks = sources
         .map(|source: Source| {
             let attached = engine.attach(&AttachRequest::new(source), soon());
             attached.unwrap().paths().last().unwrap().node.clone()
         })
         .collect();
     udevd::settle();
+    (target, disks)
+}
+
+#[test]
+fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_keeps_queueing() {
+    let engine = engine();
+    let (target, disks) = attached_paths(&engine);
     let held = udevd::stopped();
     let map = QueueingMap::over(&disks);
     let node = map.node();
@@ -359,16 +365,8 @@ fn a_path_on_a_file_server_that_hangs_holds_up_no_detach_past_its_deadline() {
 
 #[test]
 fn what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap() {
-    let (target, sources) = ScsiDebug::two_paths();
     let engine = engine();
-    let sources = sources.iter().map(|source| source.parse().unwrap());
-    let disks: Vec<PathBuf> = sources
-        .map(|source: Source| {
-            let attached = engine.attach(&AttachRequest::new(source), soon());
-            attached.unwrap().paths().last().unwrap().node.clone()
-        })
-        .collect();
-    udevd::settle();
+    let (target, disks) = attached_paths(&engine);
     let held = udevd::stopped();
     let map = QueueingMap::over(&disks);
     let data = vec![0xa5; 64 << 10];
@@ -396,16 +394,8 @@ fn what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap() 
 
 #[test]
 fn what_a_partition_map_cannot_write_back_is_not_safe_to_unmap_where_it_is_given_up() {
-    let (target, sources) = ScsiDebug::two_paths();
     let engine = engine();
-    let sources = sources.iter().map(|source| source.parse().unwrap());
-    let disks: Vec<PathBuf> = sources
-        .map(|source: Source| {
-            let attached = engine.attach(&AttachRequest::new(source), soon());
-            attached.unwrap().paths().last().unwrap().node.clone()
-        })
-        .collect();
-    udevd::settle();
+    let (target, disks) = attached_paths(&engine);
     let held = udevd::stopped();
     let map = QueueingMap::over(&disks);
     let node = map.node();
