@@ -75,14 +75,18 @@ fn a_detach_is_not_behind_attaches_however_many_there_are_and_however_long_they_
 fn a_first_attach_at_a_server_does_not_wait_for_those_at_another_server() {
     let mut state = State::default();
     let mut desired = Desired::default();
-    let silent = (0..100).map(|number| format!("nbd://silent/{number}"));
-    for (number, source) in (0..).zip(silent.chain(["nbd://answers/1".to_owned()])) {
+    let last = 999;
+    let mut want = |number, source: String| {
         let request = AttachRequest::new(source.parse::<Source>().unwrap());
         desired.insert(id(number), &request).unwrap();
+    };
+    for number in 0..100 {
+        want(number, format!("nbd://silent/{number}"));
     }
+    want(last, "nbd://answers/1".to_owned());
     state.want(desired);
     let first = take_all(&mut state);
-    let is_served = first.iter().any(|job| job.step.volume == id(100));
+    let is_served = first.iter().any(|job| job.step.volume == id(last));
     assert!(is_served && first.len() == 8, "{} steps", first.len());
 }
 
