@@ -68,6 +68,15 @@ fn lose_and_regain(fake: &FakeKernel, events: &mut Events, volume: &VolumeId) ->
     start.elapsed()
 }
 
+/// Stops the reconciler also if a measurement panics: the scope waits for it.
+struct Stop<'a>(&'a Reconciler);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 fn beside(neighbours: u32, measure: impl FnOnce(&mut dyn FnMut() -> Duration)) {
     let fake = FakeKernel::with_hosts(1);
     fake.kernel().change(|state| {
@@ -91,9 +100,10 @@ fn beside(neighbours: u32, measure: impl FnOnce(&mut dyn FnMut() -> Duration)) {
     reconciler.set(desired);
     thread::scope(|scope| {
         let running = scope.spawn(|| reconciler.run());
+        let stop = Stop(&reconciler);
         attached(&mut events, &volume);
         measure(&mut || lose_and_regain(&fake, &mut events, &volume));
-        reconciler.stop();
+        drop(stop);
         running.join().unwrap().unwrap();
     });
 }

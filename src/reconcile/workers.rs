@@ -59,7 +59,7 @@ pub(super) struct Room {
     quick: BTreeMap<Priority, usize>,
     /// The steps at each server, target or host that count for its limit. Unblocked steps
     /// (`true`) count apart from the others: what hung before may be over.
-    places: BTreeMap<(bool, String), usize>,
+    places: BTreeMap<bool, BTreeMap<String, usize>>,
 }
 
 impl Room {
@@ -77,8 +77,8 @@ impl Room {
         };
         let coming = quick(&[Priority::Unblocked, Priority::Fresh, Priority::Again]);
         let at_place = place.and_then(|place| {
-            let key = (priority == Priority::Unblocked, place.name.clone());
-            self.places.get(&key).copied()
+            let places = self.places.get(&(priority == Priority::Unblocked))?;
+            places.get(&place.name).copied()
         });
         let most_at_place = if priority == Priority::Fresh {
             half
@@ -174,8 +174,9 @@ impl Workers {
                 *room.quick.entry(at.priority).or_default() += 1;
             }
             if let Some(place) = at.counts_at(now) {
-                let key = (at.priority == Priority::Unblocked, place.to_owned());
-                *room.places.entry(key).or_default() += 1;
+                let is_unblocked = at.priority == Priority::Unblocked;
+                let places = room.places.entry(is_unblocked).or_default();
+                *places.entry(place.to_owned()).or_default() += 1;
             }
         }
         room
