@@ -25,7 +25,7 @@ const IN_ONE: u32 = 32 << 10;
 /// The longest list in bytes: 10,000 targets with the longest names.
 const LONGEST_LIST: usize = 4 << 20;
 /// The most PDUs of one list, so that a target cannot send empty PDUs for ever.
-const MOST_PARTS: usize = 4096;
+const MAX_PARTS: usize = 4096;
 /// How long to wait for the answer to the logout.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 const TEXT_TAG: u32 = 2;
@@ -191,7 +191,7 @@ fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovere
     question.push("SendTargets", "All");
     let mut list = PartialText::new(LONGEST_LIST);
     let (mut transfer_tag, mut lun) = (NO_TAG, [0; 8]);
-    for _ in 0..MOST_PARTS {
+    for _ in 0..MAX_PARTS {
         let request = TextRequest {
             tag: TEXT_TAG,
             transfer_tag,
