@@ -70,9 +70,8 @@ bitflags::bitflags! {
         /// `DM_READONLY_FLAG`.
         #[doc(alias = "DM_READONLY_FLAG")]
         const READ_ONLY = 1 << 0;
-        /// `DM_SUSPEND_FLAG`: the device is suspended; in a request of
-        /// [`suspend`](super::suspend),
-        /// suspend it.
+        /// `DM_SUSPEND_FLAG`: the device is suspended; in a request
+        /// of [`suspend`](super::suspend), suspend it.
         #[doc(alias = "DM_SUSPEND_FLAG")]
         const SUSPENDED = 1 << 1;
         /// `DM_STATUS_TABLE_FLAG`: return the table, not the status.
