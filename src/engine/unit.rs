@@ -177,8 +177,8 @@ impl Engine {
                 if identity.names.is_empty() {
                     let path = self.ask_for_names(&device, deadline)?;
                     let own = path.filter(|path| {
-                        let says = path.identity_now.of();
-                        self.is_path_of(&device, says, unit, named_devices)
+                        let identity = path.identity_now.of();
+                        self.is_path_of(&device, identity, unit, named_devices)
                     });
                     if let Some(path) = own {
                         found.push(device);

@@ -245,7 +245,7 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
     let mut places = BTreeMap::new();
     let mut current = CurrentTarget::None;
     // Sets keep this fast: a target may make the list as long as its text's limit allows.
-    let mut said = HashSet::new();
+    let mut listed = HashSet::new();
     let mut has_address = HashSet::new();
     for pair in pairs(list) {
         let pair = pair?;
@@ -273,7 +273,7 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
                 match target_address(&pair) {
                     Ok((portal, group)) => {
                         let portal = TargetPortal { portal, group };
-                        if said.insert((place, portal.clone()))
+                        if listed.insert((place, portal.clone()))
                             && let Some(target) = found.targets.get_mut(place)
                         {
                             target.portals.push(portal);

@@ -145,12 +145,12 @@ pub fn rebind_connection(
     let step = Step::new(session, deadline, "started again");
     step.run(roots, move |control, step| {
         control.bind(id, connection.stream.as_fd())?;
-        let begun = settings
+        let started = settings
             .set(control, id)
             .and_then(|()| step.check_deadline())
             .and_then(|()| control.start(id))
             .and_then(|()| step.require_logged_in());
-        if let Err(error) = begun {
+        if let Err(error) = started {
             let stopped = control.stop(id, Stop::Recover);
             tracing::debug!(session = %id, %error, ?stopped, "not started again");
             return Err(error);

@@ -173,8 +173,8 @@ impl DetachRun<'_> {
         // The flush of a re-created map does not cover data that was lost with the
         // earlier one.
         let before = self.receipt.map.as_mut().and_then(|map| map.flush.take());
-        if let Some(lost) = before.filter(|flush| *flush != Flush::Done) {
-            receipt.flush = Some(lost);
+        if let Some(failed) = before.filter(|flush| *flush != Flush::Done) {
+            receipt.flush = Some(failed);
         }
         self.receipt.map = Some(receipt);
         done

@@ -69,8 +69,8 @@ impl DetachRun<'_> {
             being_removed.retain(|device| {
                 // A device that this process works on belongs to another unit, since this
                 // unit is locked by this call.
-                let anothers = scheduler.is_at_work_on(device.hctl());
-                device.is_there() && !device.is_on_bus(roots) && !anothers
+                let is_of_another = scheduler.is_at_work_on(device.hctl());
+                device.is_there() && !device.is_on_bus(roots) && !is_of_another
             });
             if being_removed.is_empty() || limit.has_passed() {
                 break;

@@ -58,11 +58,11 @@ impl SessionRecovery {
 
     /// Returns `false` where no thread could be started.
     pub(super) fn set_offline_running(&self, session: &IscsiSession) -> bool {
-        let begun = devices::set_running_in_background(&self.roots, &self.scheduler, session);
-        if let Err(error) = &begun {
+        let started = devices::set_running_in_background(&self.roots, &self.scheduler, session);
+        if let Err(error) = &started {
             tracing::warn!(session = %session.id(), %error, "its devices are checked again later");
         }
-        begun.is_ok()
+        started.is_ok()
     }
 
     pub(super) fn handle_notice(&mut self, notice: SessionNotice) -> Result<()> {
