@@ -28,7 +28,7 @@ pub(crate) use call_scheduler::CallScheduler;
 pub use call_scheduler::StuckCall;
 pub(crate) use delete::delete;
 pub use device::ScsiDevice;
-pub(crate) use facts::Facts;
+pub(crate) use facts::DiskFacts;
 #[cfg(feature = "journal")]
 pub(crate) use hosts::hosts_without_driver;
 pub(crate) use hosts::require_host;

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_that_comes_back_or_does_not_end_is_refused() {
+    fn redirects_that_loop_or_do_not_end_are_refused() {
         let portal = |at: usize| -> Portal { format!("10.0.0.{at}").parse().unwrap() };
         let visited: Vec<_> = (1..=6).map(portal).collect();
         assert!(refuse_loop(&visited[..5], &portal(9)).is_ok());
