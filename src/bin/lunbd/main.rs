@@ -12,6 +12,7 @@ mod discover;
 mod doctor;
 mod envelope;
 mod exit;
+mod follow;
 mod generate;
 mod heal;
 mod in_seconds;

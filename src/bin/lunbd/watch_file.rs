@@ -9,10 +9,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lunbd::{Error, ErrorKind, Result};
+use lunbd::{Deadline, Error, ErrorKind, Result};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+
+use crate::threads::Call;
 
 /// A change counts once no other has followed it for this long: a file that is copied in
 /// parts, or a directory that is replaced, causes several changes.
@@ -54,12 +56,28 @@ struct Directory {
 }
 
 impl FileWatch {
-    /// Starts a watch, which reports every change from now on.
+    /// As [`of`](Self::of), within a deadline.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of); `TimedOut`.
+    pub(crate) fn within(path: &Path, deadline: Deadline) -> Result<Self> {
+        let started = Call::start("lunbd-follow", {
+            let path = path.to_owned();
+            move || Self::of(&path)
+        });
+        started?.wait(deadline).unwrap_or_else(|| {
+            let message = format!("starting to follow {}: no answer", path.display());
+            Err(Error::new(ErrorKind::TimedOut, message))
+        })
+    }
+
+    /// Starts a watch, which reports every change from now on. **Blocks** as long as the file
+    /// system does.
     ///
     /// # Errors
     /// `InvalidInput` if the path names no file; `NotPermitted` if its directory
     /// cannot be read; `Io` if this user may watch no more directories.
-    pub(crate) fn of(path: &Path) -> Result<Self> {
+    fn of(path: &Path) -> Result<Self> {
         if path.file_name().is_none() {
             let message = format!("{} is no file", path.display());
             return Err(Error::new(ErrorKind::InvalidInput, message));

@@ -8,7 +8,7 @@ use crate::engine::attach::multipathd::Answers;
 use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::attach::{AttachRequest, Multipath};
 use crate::engine::timing::StageTimer;
-use crate::engine::usage::{Act, Extent};
+use crate::engine::usage::{Extent, Removal};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{Daemon, Map};
@@ -198,7 +198,7 @@ impl Engine {
         let looked = self.users_of_each(&disks, Extent::All, deadline);
         let looked = looked.map_err(|error| error.at(Stage::Map))?;
         for (disk, users) in disks.iter().zip(&looked) {
-            if let Err(in_use) = users.refuse_busy(self.roots(), disk, Act::TakeFlushed) {
+            if let Err(in_use) = users.refuse_busy(self.roots(), disk, Removal::FlushedDisk) {
                 return Ok(Some(format!(
                     "{in_use}: multipathd was not told to make a map over it; end that use and \
                      attach again"

@@ -114,7 +114,7 @@ impl Engine {
         let (roots, mode, disk) = (self.roots(), self.hub().mode(), device.disk());
         let mut watch = self.hub().watch(&device.index().name());
         let users = self.users_of(disk, Extent::BesideClaim, deadline)?;
-        if mode == Mode::Udev && users.has_udevs() {
+        if mode == Mode::Udev && users.has_udev() {
             // A probe may hang on a dead link, and then the flush is tried nevertheless.
             let limit = deadline.half();
             let _or_not = uevent::settle_again(&mut watch, mode, roots, disk.dir(), limit);

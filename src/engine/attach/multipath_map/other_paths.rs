@@ -3,7 +3,7 @@
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::scsi_path::ProbedPath;
-use crate::engine::usage::{Act, Extent};
+use crate::engine::usage::{Extent, Removal};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
@@ -32,7 +32,7 @@ impl Engine {
         let mut each = disks.iter().zip(&users);
         if each.any(|(disk, users)| {
             users
-                .refuse_busy(self.roots(), disk, Act::TakeFlushed)
+                .refuse_busy(self.roots(), disk, Removal::FlushedDisk)
                 .is_err()
         }) {
             return Ok(());
@@ -114,11 +114,11 @@ impl Engine {
             if ours.contains(&device) {
                 continue;
             }
-            let known = match self.look_at(&device, deadline) {
+            let known = match self.read_path(&device, deadline) {
                 Err(_) if !device.is_there() => continue,
                 known => known.map_err(|error| error.at(Stage::Map))?,
             };
-            let there = known.identity_now.who_answers();
+            let there = known.identity_now.answering_unit();
             let why = if identity.compare(there).is_different() {
                 format!("which is {there} now: make multipathd drop that path")
             } else if proves_nothing && !self.is_path_of(&device, there, identity, &ours) {
