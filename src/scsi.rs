@@ -9,6 +9,7 @@ mod delete;
 mod designators;
 mod device;
 mod facts;
+mod hosts;
 mod identity;
 mod probe;
 mod rescan;
@@ -27,10 +28,10 @@ pub(crate) use call_scheduler::CallScheduler;
 pub use call_scheduler::StuckCall;
 pub(crate) use delete::delete;
 pub use device::ScsiDevice;
-#[cfg(feature = "journal")]
-pub(crate) use device::hosts_but_of;
-pub(crate) use device::require_host;
 pub(crate) use facts::Facts;
+#[cfg(feature = "journal")]
+pub(crate) use hosts::hosts_without_driver;
+pub(crate) use hosts::require_host;
 pub use identity::{Comparison, Contradiction, Identity, Strength};
 pub(crate) use probe::{ScannedBy, describe_qualifier, wait_for_disk};
 pub(crate) use rescan::rescan;

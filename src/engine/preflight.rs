@@ -334,12 +334,12 @@ impl Engine {
             ));
         };
         let mut watch = self.hub().watch(device.name());
-        let asked = deadline.at_most(ENOUGH);
+        let limit = deadline.at_most(ENOUGH);
         Ok(
-            match uevent::settle_again(&mut watch, Mode::Udev, roots, device.dir(), asked) {
+            match uevent::settle_again(&mut watch, Mode::Udev, roots, device.dir(), limit) {
                 Ok(_) => Check::good(
                     "udev",
-                    format!("answered after {} ms", asked.elapsed().as_millis()),
+                    format!("answered after {} ms", limit.elapsed().as_millis()),
                 ),
                 Err(error) => Check::missing(
                     "udev",

@@ -12,8 +12,8 @@ use serde::Serialize;
 use crate::desired_file::FileReader;
 use crate::envelope::{self, Type};
 use crate::follow::Follower;
+use crate::followed_file::FollowedFile;
 use crate::progress_display::ProgressDisplay;
-use crate::watch_file::FileWatch;
 use crate::{arguments, detach_limit, exit, recover, table};
 
 #[derive(Serialize)]
@@ -52,11 +52,12 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
             ran => ran,
         };
     }
-    // The watch starts before the first read, so that no change is missed.
-    let changes = what.watch.then(|| FileWatch::within(&what.file, deadline));
-    let changes = changes.transpose()?;
-    let mut file = FileReader::new(&what.file, what.watch);
-    let mut desired = file.read(deadline)?;
+    let follow = || FollowedFile::within(&what.file, what.timeout, deadline);
+    let mut watched = what.watch.then(follow).transpose()?;
+    let mut desired = match &mut watched {
+        Some(file) => file.read_first(deadline)?,
+        None => FileReader::new(&what.file, false).read(deadline)?,
+    };
     let journal = recover::open_and_tell(&engine, what.journal.as_deref(), json, deadline)?;
     let actual = Actual::read(&engine, &journal)?;
     let mut steps = plan(&desired, &actual);
@@ -83,8 +84,8 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     let count = desired.len();
     reconciler.set(desired.clone());
     let display = ProgressDisplay::of(&reconciler, !what.watch, json)?;
-    if let Some(changes) = changes {
-        let follower = Follower::new(what, file, changes, desired, json);
+    if let Some(file) = watched {
+        let follower = Follower::new(what, file, desired, json);
         let watch_error = follower.start(&reconciler, refused.as_ref())?;
         reconciler.run()?;
         let printed = display.end(reconciler);

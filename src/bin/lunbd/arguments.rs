@@ -225,7 +225,7 @@ pub(crate) struct Apply {
 
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// Show only this volume.
+    /// Show only this volume, and the files of the journal that were set aside from it.
     #[arg(long, value_name = "ID")]
     pub(crate) volume: Option<VolumeId>,
 

@@ -1,9 +1,10 @@
 //! The file of wanted volumes.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use lunbd::reconcile::{Desired, DesiredFile};
 use lunbd::{Deadline, Error, ErrorKind, Result};
@@ -18,10 +19,18 @@ pub(crate) struct FileReader {
     path: PathBuf,
     /// Whether the file is read more than once. Only a regular file can be.
     is_followed: bool,
-    /// A read that has not returned. No other read begins before it returns, so that a file
-    /// server that hangs holds one thread.
-    pending: Option<Call<Desired>>,
+    /// Waits for a call that has not returned. No other call begins before that, so that a
+    /// file server that hangs holds one thread.
+    pending: Option<Box<dyn Fn(Deadline) -> bool + Send>>,
+    /// The file at the last read.
+    read: Option<Stamp>,
+    /// The file at the last look, if it was not the one that was read last, and since when.
+    seen: Option<(Option<Stamp>, Instant)>,
 }
+
+/// What changes with a file: its device, inode and size, and the seconds and nanoseconds of
+/// its last changes of content and of attributes.
+type Stamp = (u64, u64, u64, [i64; 4]);
 
 impl FileReader {
     pub(crate) fn new(path: &Path, is_followed: bool) -> Self {
@@ -29,6 +38,8 @@ impl FileReader {
             path: path.to_owned(),
             is_followed,
             pending: None,
+            read: None,
+            seen: None,
         }
     }
 
@@ -39,24 +50,71 @@ impl FileReader {
     /// `NotFound` (the file, or the machine's iSCSI name), `NotPermitted`, `Io`, and
     /// `TimedOut`, and then the read stays under way.
     pub(crate) fn read(&mut self, deadline: Deadline) -> Result<Desired> {
-        if let Some(pending) = self.pending.take()
-            && pending.wait(deadline).is_none()
-        {
-            return Err(self.timed_out(pending));
-        }
         let (path, is_followed) = (self.path.clone(), self.is_followed);
-        let call = Call::start("lunbd-read", move || read(&path, is_followed))?;
-        match call.wait(deadline) {
-            Some(result) => result,
-            None => Err(self.timed_out(call)),
+        let act = move || Ok((stamp_of(&path), read(&path, is_followed)));
+        let (stamp, desired) = self.run(act, deadline)?;
+        (self.read, self.seen) = (stamp, None);
+        desired
+    }
+
+    /// Whether the file is another than the one that was read last, and has not changed for
+    /// `quiet`, as far as the calls of this function saw it. No event announces some changes:
+    /// `truncate(2)`, a name for a file that has its content already, a mount, and a change
+    /// that another machine makes on a file server.
+    ///
+    /// # Errors
+    /// `TimedOut`, and then the look stays under way; `Io` if no thread can be started.
+    pub(crate) fn has_changed(&mut self, quiet: Duration, deadline: Deadline) -> Result<bool> {
+        let path = self.path.clone();
+        let now = self.run(move || Ok(stamp_of(&path)), deadline)?;
+        if now == self.read {
+            self.seen = None;
+            return Ok(false);
+        }
+        match self.seen {
+            Some((seen, since)) if seen == now => Ok(since.elapsed() >= quiet),
+            _ => {
+                self.seen = Some((now, Instant::now()));
+                Ok(false)
+            }
         }
     }
 
-    fn timed_out(&mut self, pending: Call<Desired>) -> Error {
-        self.pending = Some(pending);
+    /// Runs a call that the file system may hold.
+    fn run<T: Send + 'static>(
+        &mut self,
+        act: impl FnOnce() -> Result<T> + Send + 'static,
+        deadline: Deadline,
+    ) -> Result<T> {
+        if let Some(has_ended) = self.pending.take()
+            && !has_ended(deadline)
+        {
+            self.pending = Some(has_ended);
+            return Err(self.timed_out());
+        }
+        let call = Call::start("lunbd-read", act)?;
+        call.wait(deadline).unwrap_or_else(|| {
+            let has_ended = move |deadline| call.wait(deadline).is_some();
+            self.pending = Some(Box::new(has_ended));
+            Err(self.timed_out())
+        })
+    }
+
+    fn timed_out(&self) -> Error {
         let message = format!("reading {}: no answer", self.path.display());
         Error::new(ErrorKind::TimedOut, message)
     }
+}
+
+fn stamp_of(path: &Path) -> Option<Stamp> {
+    let file = fs::metadata(path).ok()?;
+    let times = [
+        file.mtime(),
+        file.mtime_nsec(),
+        file.ctime(),
+        file.ctime_nsec(),
+    ];
+    Some((file.dev(), file.ino(), file.size(), times))
 }
 
 /// **Blocks** as long as the file system does, and for a pipe until its end.
@@ -137,8 +195,6 @@ fn key_of(line: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
 
@@ -175,8 +231,8 @@ mod tests {
             reader.read(short()).unwrap_err().kind(),
             ErrorKind::TimedOut
         );
-        std::fs::remove_file(at("v.toml")).unwrap();
-        std::fs::write(at("v.toml"), "volume = []\n").unwrap();
+        fs::remove_file(at("v.toml")).unwrap();
+        fs::write(at("v.toml"), "volume = []\n").unwrap();
         assert_eq!(
             reader.read(short()).unwrap_err().kind(),
             ErrorKind::TimedOut

@@ -6,14 +6,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use lunbd::reconcile::{Desired, Reconciler};
-use lunbd::{Deadline, Error, ErrorKind, Result};
+use lunbd::{Error, ErrorKind, Result};
 use serde::Serialize;
 
-use crate::desired_file::FileReader;
 use crate::detach_limit::{self, DetachLimit};
 use crate::envelope::{self, Type};
+use crate::followed_file::FollowedFile;
 use crate::progress::BARS;
-use crate::watch_file::FileWatch;
 use crate::{arguments, threads};
 
 /// The pause before the file is read again after it could not be read or compared with
@@ -23,13 +22,10 @@ const AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// Takes in the file whenever it changes. A file that is broken, or that would detach too
 /// many volumes, changes nothing.
 pub(crate) struct Follower {
-    file: FileReader,
-    changes: FileWatch,
+    file: FollowedFile,
     /// What was taken in last.
     wanted: Desired,
     limit: Option<DetachLimit>,
-    /// How long one read of the file may take.
-    timeout: Duration,
     last_error: LastError,
     json: bool,
 }
@@ -37,17 +33,14 @@ pub(crate) struct Follower {
 impl Follower {
     pub(crate) fn new(
         what: &arguments::Apply,
-        file: FileReader,
-        changes: FileWatch,
+        file: FollowedFile,
         wanted: Desired,
         json: bool,
     ) -> Self {
         Self {
             file,
-            changes,
             wanted,
             limit: what.allow_detach,
-            timeout: what.timeout,
             last_error: LastError::default(),
             json,
         }
@@ -85,11 +78,12 @@ impl Follower {
     fn follow(&mut self, reconciler: &Weak<Reconciler>) -> Result<()> {
         let mut again_after = None;
         loop {
-            self.changes.wait(again_after.take())?;
+            self.file.wait(again_after.take())?;
+            let read = self.file.read()?;
             let Some(reconciler) = reconciler.upgrade() else {
                 return Ok(());
             };
-            match self.apply_change(&reconciler) {
+            match read.and_then(|now| self.apply_change(&reconciler, now)) {
                 Ok(Some(now)) => {
                     self.wanted = now;
                     self.last_error = LastError::default();
@@ -107,11 +101,15 @@ impl Follower {
     }
 
     /// Sets the volumes of the file, unless they are wanted already.
-    fn apply_change(&mut self, reconciler: &Reconciler) -> Result<Option<Desired>> {
-        let now = self.file.read(Deadline::after(self.timeout))?;
-        if now == self.wanted && now.is_spelt_as(&self.wanted) {
+    fn apply_change(
+        &self,
+        reconciler: &Reconciler,
+        read: Option<Desired>,
+    ) -> Result<Option<Desired>> {
+        let is_new = |now: &Desired| *now != self.wanted || !now.is_spelt_as(&self.wanted);
+        let Some(now) = read.filter(is_new) else {
             return Ok(None);
-        }
+        };
         let before = reconciler.preview(&self.wanted)?;
         let known = reconciler.journal().records().len();
         detach_limit::check(&reconciler.preview(&now)?, &now, &before, known, self.limit)?;

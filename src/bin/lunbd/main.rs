@@ -13,6 +13,7 @@ mod doctor;
 mod envelope;
 mod exit;
 mod follow;
+mod followed_file;
 mod generate;
 mod heal;
 mod in_seconds;

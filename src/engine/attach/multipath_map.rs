@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::Identity;
-use crate::uevent::{Proof, Watch};
+use crate::uevent::{SettledDevice, Watch};
 
 /// Finds the map of a unit. It is prepared while udev handles the paths.
 pub(super) struct MapWaiter {
@@ -37,7 +37,7 @@ enum MapPolicy {
 /// The outcome of the search for a map.
 #[derive(Debug, Default)]
 pub(super) struct UnitMap {
-    pub(in crate::engine) map: Option<(Map, Proof)>,
+    pub(in crate::engine) map: Option<(Map, SettledDevice)>,
     /// Why there is no map where one was wanted.
     pub(in crate::engine) why_none: Option<String>,
     /// The refused paths that are not in the map, by the name of the disk.

@@ -22,7 +22,7 @@ impl Engine {
         let remedy = "mount the machine's /run/lunbd at the same place, and share its PID \
                       namespace, in which that is seen";
         let seen = format!("{seen}/lunbd");
-        Ok(match run_dir::is_that_of_the_machine(self.roots()) {
+        Ok(match run_dir::is_of_first_process(self.roots()) {
             Some(true) => Check::good("locks", seen),
             Some(false) => Check::limited(
                 "locks",
