@@ -1,6 +1,7 @@
 //! Heals one NBD device.
 
 mod content;
+mod evidence;
 mod receivers;
 mod replace;
 mod server;
@@ -135,6 +136,9 @@ impl NbdReconnect {
         if outcome.serves() {
             self.died = None;
             self.spent = false;
+        }
+        if let HealOutcome::Adopted(differences) = &outcome {
+            self.note_other_content(engine, differences);
         }
         self.report(outcome)
     }

@@ -11,9 +11,9 @@ use std::time::Duration;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{ContentName, NbdIndex};
+use crate::id::NbdIndex;
 use crate::kernel::blockdev::BlockDevice;
-use crate::nbd::{self, Connection, NbdDevice, is_other_content, spelt_content};
+use crate::nbd::{self, Connection, FirstBytes, NbdDevice, is_other_content, spelt_content};
 
 /// The verdict from two reads of a device and one of a new connection between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
 
 impl Engine {
     /// Compares the volume to which a new connection leads with that of a device that serves
-    /// I/O, and returns the names of its content.
+    /// I/O, and returns its first bytes.
     ///
     /// # Errors
     /// `IdentityMismatch` at stage `identify` if it is another volume; `NotReady` if either
@@ -59,7 +59,7 @@ impl Engine {
         device: &NbdDevice,
         connection: &Connection,
         deadline: Deadline,
-    ) -> Result<Vec<ContentName>> {
+    ) -> Result<FirstBytes> {
         const MOST_TRIES: u32 = 5;
         let mut pauses = Backoff::new(Duration::from_millis(10), Duration::from_millis(200));
         let index = device.index();
@@ -70,7 +70,7 @@ impl Engine {
             let answer = connection.first_bytes(deadline)?;
             let new = answer.map_err(|error| unread(index, error))?;
             if first_difference(&before, &new).is_none() {
-                return Ok(nbd::content_names(&new));
+                return Ok(FirstBytes::of(&new));
             }
             let after = self.first_bytes_of(device, deadline)?;
             tries += 1;
@@ -80,7 +80,7 @@ impl Engine {
                 Verdict::Unclear {
                     keeps_a_name: false,
                 } => return Err(always_written(index)),
-                Verdict::Same | Verdict::Unclear { .. } => return Ok(nbd::content_names(&new)),
+                Verdict::Same | Verdict::Unclear { .. } => return Ok(FirstBytes::of(&new)),
             }
             deadline.pause(pauses.pause());
             before = self.first_bytes_of(device, deadline)?;

@@ -4,15 +4,15 @@ use crate::deadline::Deadline;
 use crate::engine::{AttachRequest, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{ContentName, NbdUri};
-use crate::nbd::{Connection, Content, is_other_content, spelt_content};
+use crate::nbd::{Connection, Content, FirstBytes, is_other_content, spelt_content};
 
-/// The names that every connection serves; `None` if the server answers the read with an
+/// The first bytes that every connection serves; `None` if the server answers the read with an
 /// error. A caller that expects no name gets such a volume nevertheless.
 pub(super) fn of_all(
     connections: &[Connection],
     uri: &NbdUri,
     deadline: Deadline,
-) -> Result<Option<Vec<ContentName>>> {
+) -> Result<Option<FirstBytes>> {
     let mut all: Option<Content> = None;
     for connection in connections {
         let content = connection.content(deadline)?;
@@ -22,7 +22,7 @@ pub(super) fn of_all(
         all = Some(content);
     }
     Ok(match all {
-        Some(Content::Named(names)) => Some(names),
+        Some(Content::Read(first)) => Some(first),
         Some(Content::Unread(error)) => {
             tracing::warn!(%uri, error, "the server answers a read of the first bytes with an error");
             None
