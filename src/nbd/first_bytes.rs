@@ -70,6 +70,16 @@ impl Connection {
         self.read(what, 0, &first_lengths(&self.export), deadline)
     }
 
+    /// Reads `length` bytes at `offset`, both in whole blocks of the server.
+    ///
+    /// # Errors
+    /// Those of [`first_bytes`](Self::first_bytes).
+    pub(crate) fn bytes_at(&self, offset: u64, length: u32, deadline: Deadline) -> Result<Answer> {
+        let (_, longest, _) = sizes(&self.export);
+        let what = "a read of some blocks of the export";
+        self.read(what, offset, &in_parts(length, longest), deadline)
+    }
+
     /// Reads the last block of the export.
     ///
     /// # Errors
@@ -140,7 +150,11 @@ fn sizes(export: &Export) -> (u32, u32, u64) {
 fn first_lengths(export: &Export) -> Vec<u32> {
     let (block, longest, there) = sizes(export);
     let wanted = u64::from(content::LENGTH.next_multiple_of(block));
-    let mut left = u32::try_from(wanted.min(there)).unwrap_or(0);
+    in_parts(u32::try_from(wanted.min(there)).unwrap_or(0), longest)
+}
+
+/// The lengths of requests for `left` bytes.
+fn in_parts(mut left: u32, longest: u32) -> Vec<u32> {
     let mut lengths = Vec::new();
     while left > 0 {
         let next = left.min(longest);
