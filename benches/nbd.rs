@@ -11,7 +11,7 @@ use lunbd::id::NbdUri;
 use lunbd::nbd::handshake;
 
 /// qemu-nbd's answers for a disk of 1 GiB, up to the ACK.
-const GO: &[u8] = b"NBDMAGICIHAVEOPT\0\x03\
+const GO_REPLIES: &[u8] = b"NBDMAGICIHAVEOPT\0\x03\
     \0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x03\0\0\0\x0c\
     \0\0\0\0\0\0\x40\0\0\0\x01\x6d\
     \0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x03\0\0\0\x0e\
@@ -19,15 +19,15 @@ const GO: &[u8] = b"NBDMAGICIHAVEOPT\0\x03\
     \0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x01\0\0\0\0";
 
 /// A server whose answers are there at once.
-struct Canned<'a>(&'a [u8]);
+struct RecordedServer<'a>(&'a [u8]);
 
-impl Read for Canned<'_> {
+impl Read for RecordedServer<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.read(buffer)
     }
 }
 
-impl Write for Canned<'_> {
+impl Write for RecordedServer<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(black_box(bytes).len())
     }
@@ -41,7 +41,7 @@ fn handshake(criterion: &mut Criterion) {
     let deadline = Deadline::after(Duration::from_secs(3600));
     criterion.bench_function("nbd/decode a handshake", |bencher| {
         bencher.iter(|| {
-            let mut server = Canned(black_box(GO));
+            let mut server = RecordedServer(black_box(GO_REPLIES));
             let export = handshake::negotiate(&mut server, "disk", deadline);
             assert!(export.is_ok_and(|export| export.size == 1 << 30));
         });

@@ -63,7 +63,7 @@ fn dispatch(criterion: &mut Criterion) {
 }
 
 /// One event that none of ten thousand waiters wants, as nearly all events are.
-fn nobodys(criterion: &mut Criterion) {
+fn to_no_waiter(criterion: &mut Criterion) {
     let message = Message::parse(ADD).unwrap();
     let hub = hub();
     let _others = others(&hub, 10_000);
@@ -73,32 +73,32 @@ fn nobodys(criterion: &mut Criterion) {
 }
 
 /// One report of a target, and its reading, while ten thousand waiters wait for something else.
-fn news(criterion: &mut Criterion) {
+fn unit_attention(criterion: &mut Criterion) {
     let message = Message::parse(CHANGE).unwrap();
     let hub = hub();
     let _others = others(&hub, 10_000);
-    let mut news = hub.watch_unit_attentions();
+    let mut watch = hub.watch_unit_attentions();
     let now = Deadline::after(Duration::ZERO);
     criterion.bench_function("uevent/news, 10000 others present", |bencher| {
         bencher.iter(|| {
             hub.feed(black_box(&message));
-            news.next(now).unwrap()
+            watch.next(now).unwrap()
         });
     });
 }
 
 /// One event to all waiters that watch one component.
-fn crowd(criterion: &mut Criterion) {
+fn to_many_waiters(criterion: &mut Criterion) {
     let message = Message::parse(ADD).unwrap();
     let mut group = criterion.benchmark_group("uevent/to a crowd on one component");
     let now = Deadline::after(Duration::ZERO);
     for count in [1, 100, 10_000] {
         let hub = hub();
-        let mut crowd: Vec<_> = (0..count).map(|_| hub.watch("host1")).collect();
+        let mut watches: Vec<_> = (0..count).map(|_| hub.watch("host1")).collect();
         group.throughput(Throughput::Elements(count));
         group.bench_function(BenchmarkId::from_parameter(count), |bencher| {
             bencher.iter_batched(
-                || crowd.iter_mut().for_each(|watch| drop(watch.next(now))),
+                || watches.iter_mut().for_each(|watch| drop(watch.next(now))),
                 |()| hub.feed(black_box(&message)),
                 BatchSize::PerIteration,
             );
@@ -124,5 +124,13 @@ fn subscribe(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, parse, dispatch, nobodys, news, crowd, subscribe);
+criterion_group!(
+    benches,
+    parse,
+    dispatch,
+    to_no_waiter,
+    unit_attention,
+    to_many_waiters,
+    subscribe
+);
 criterion_main!(benches);

@@ -37,7 +37,7 @@ pub use recovery::{
 #[cfg(feature = "journal")]
 pub(crate) use session::Proof;
 pub use session::{
-    ConnectionStatus, CreateGuard, IscsiSession, KernelSession, SessionFacts, SessionName,
+    ConnectionStatus, CreateGuard, Digests, IscsiSession, KernelSession, SessionFacts, SessionName,
     SessionOptions, UnmetSetting, connect, destroy_incomplete, hand_over, has_driver,
     lock_creation, log_out,
 };

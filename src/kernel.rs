@@ -36,5 +36,5 @@ pub(crate) mod user_namespace;
 pub(crate) mod worker;
 pub(crate) mod written;
 
-pub use devices::{DeviceAccess, Devices};
+pub use devices::{DeviceAccess, Devices, OpenMode};
 pub use roots::Roots;

@@ -70,7 +70,7 @@ mod work;
 mod workers;
 
 pub use actual::Actual;
-pub use desired::Desired;
+pub use desired::{Desired, DesiredFile};
 pub use event::Event;
 pub use followers::{Events, SequencedEvent};
 pub use options::Options;

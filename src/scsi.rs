@@ -32,7 +32,7 @@ pub(crate) use device::hosts_but_of;
 pub(crate) use device::require_host;
 pub(crate) use facts::Facts;
 pub use identity::{Comparison, Contradiction, Identity, Strength};
-pub(crate) use probe::{describe_qualifier, wait_for_disk};
+pub(crate) use probe::{ScannedBy, describe_qualifier, wait_for_disk};
 pub(crate) use rescan::rescan;
 pub(crate) use running::set_running;
 pub(crate) use scan::scan;

@@ -15,7 +15,10 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
-use serde_json::Value;
+use lunbd::engine::journal::Record;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -28,7 +31,10 @@ struct Watch {
 
 impl Watch {
     fn of(text: &str, options: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::in_directory(tempfile::tempdir().unwrap(), text, options)
+    }
+
+    fn in_directory(directory: tempfile::TempDir, text: &str, options: &[&str]) -> Self {
         let file = directory.path().join("volumes.toml");
         fs::write(&file, text).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_lunbd"))
@@ -63,6 +69,63 @@ impl Watch {
         println!("{line}");
         serde_json::from_str(&line).unwrap()
     }
+
+    /// The next line about the file. The reconciler's own events may come between.
+    fn next_of_the_file(&self) -> Value {
+        loop {
+            let line = self.next();
+            if line["type"] == "file_event" {
+                return line;
+            }
+        }
+    }
+
+    /// Puts a file of this text at the place of the file at once.
+    fn replace(&self, text: &str) {
+        let other = self.directory.path().join("new");
+        fs::write(&other, text).unwrap();
+        fs::rename(other, self.file()).unwrap();
+    }
+
+    fn record(&self, volume: &str) -> PathBuf {
+        self.directory.path().join(format!("journal/{volume}.json"))
+    }
+}
+
+/// A directory with a journal that has these volumes.
+fn journal_of(volumes: &[&str]) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = directory.path().join("journal");
+    fs::create_dir(&journal).unwrap();
+    fs::write(journal.join("journal.lock"), "").unwrap();
+    for volume in volumes {
+        let record = json!({
+            "volume": volume,
+            "spec": {
+                "sources": [source(volume)],
+                "expect": null,
+                "min_paths": 1,
+                "multipath": "prefer",
+                "nbd": null,
+            },
+            "intent": null,
+            "outcome": null,
+        });
+        let record = Record::seal(&serde_json::to_vec(&record).unwrap());
+        fs::write(journal.join(format!("{volume}.json")), record).unwrap();
+    }
+    directory
+}
+
+/// A source on a host that no machine has.
+fn source(volume: &str) -> String {
+    let lun = volume.as_bytes()[0];
+    format!("scsi:4294967295:0:0:{lun}")
+}
+
+fn file_of(volumes: &[&str]) -> String {
+    let volume = |id: &&str| format!("[[volume]]\nid = \"{id}\"\nsource = \"{}\"\n", source(id));
+    volumes.iter().map(volume).collect()
 }
 
 impl Drop for Watch {
@@ -113,4 +176,79 @@ fn a_command_that_cannot_print_an_event_fails() {
         .status()
         .unwrap();
     assert_eq!(status.code(), Some(1));
+}
+
+#[test]
+fn a_fifo_at_the_place_of_the_file_is_refused_and_does_not_end_the_following() {
+    let watch = Watch::of("volume = []\n", &["--json"]);
+    assert!(watch.next()["steps"].is_array());
+    let fifo = watch.directory.path().join("fifo");
+    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    fs::rename(&fifo, watch.file()).unwrap();
+    let refused = watch.next_of_the_file();
+    assert_eq!(refused["event"], "file_refused");
+    assert_eq!(refused["error"]["kind"], "invalid_input");
+    watch.replace(&file_of(&["a"]));
+    assert_eq!(watch.next_of_the_file()["event"], "file_taken_in");
+}
+
+#[test]
+fn a_file_that_is_too_long_is_refused_before_it_is_read_whole() {
+    let watch = Watch::of("volume = []\n", &["--json"]);
+    assert!(watch.next()["steps"].is_array());
+    let large = watch.directory.path().join("large");
+    let file = fs::File::create(&large).unwrap();
+    file.set_len(1 << 30).unwrap();
+    drop(file);
+    fs::rename(&large, watch.file()).unwrap();
+    let refused = watch.next_of_the_file();
+    assert_eq!(refused["event"], "file_refused");
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.contains("16 MiB"), "{message}");
+}
+
+#[test]
+fn a_file_that_would_detach_too_many_volumes_at_the_start_detaches_none_and_its_others_are_kept() {
+    let directory = journal_of(&["a", "b", "c", "d", "e"]);
+    let watch = Watch::in_directory(directory, &file_of(&["a", "b", "f"]), &["--json"]);
+    let plan = watch.next();
+    let kinds = plan["steps"].as_array().unwrap().iter();
+    assert!(kinds.clone().all(|step| step["kind"] != "detach"), "{plan}");
+    assert!(kinds.clone().any(|step| step["volume"] == "f"), "{plan}");
+    let refused = watch.next_of_the_file();
+    assert_eq!(refused["event"], "file_refused");
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.contains("3 of 5 volumes: c, d, e"), "{message}");
+    // Now the change would detach one, and the others are attached as they were.
+    watch.replace(&file_of(&["a", "b", "c", "d"]));
+    assert_eq!(watch.next_of_the_file()["event"], "file_taken_in");
+    while watch.next()["event"] != "detached" {}
+    assert!(watch.record("c").exists() && watch.record("d").exists());
+}
+
+#[test]
+fn a_change_counts_the_volumes_that_it_detaches_and_not_those_of_earlier_changes() {
+    let directory = journal_of(&["a", "b", "c", "d", "e"]);
+    let all = file_of(&["a", "b", "c", "d", "e"]);
+    let watch = Watch::in_directory(directory, &all, &["--json"]);
+    assert!(watch.next()["steps"].is_array());
+    // These records cannot be written any more, so these detaches fail.
+    for volume in ["d", "e"] {
+        fs::remove_file(watch.record(volume)).unwrap();
+        fs::create_dir(watch.record(volume)).unwrap();
+    }
+    watch.replace(&file_of(&["a", "b", "c"]));
+    assert_eq!(watch.next_of_the_file()["event"], "file_taken_in");
+    let mut failed = Vec::new();
+    while failed.len() < 2 {
+        let line = watch.next();
+        if line["event"] == "failed" && line["step"] == "detach" {
+            failed.push(line["volume"].clone());
+        }
+    }
+    watch.replace(&file_of(&["a", "b"]));
+    let event = watch.next_of_the_file();
+    assert_eq!(event["event"], "file_taken_in", "{event}");
+    watch.replace("volume = []\n");
+    assert_eq!(watch.next_of_the_file()["event"], "file_taken_in");
 }

@@ -19,6 +19,7 @@ use behaviour::machine::{Held, Machine, Seen};
 use behaviour::minimum::Minimum;
 use fake_kernel::{Address, FakeKernel, Kernel, Unit, access};
 use lunbd::Engine;
+use lunbd::kernel::OpenMode;
 use lunbd::scsi::StuckCall;
 
 /// A machine whose array presents the units that the suite requests.
@@ -158,7 +159,12 @@ impl Machine for Fake {
 
     fn open(&self, node: &Path, claim: bool) -> Held {
         let roots = access::roots(self.fake.root());
-        let (file, _) = roots.devices.open(node, claim).unwrap();
+        let mode = if claim {
+            OpenMode::Exclusive
+        } else {
+            OpenMode::Shared
+        };
+        let (file, _) = roots.devices.open(node, mode).unwrap();
         Box::new((self.enter_opener(node, false), file))
     }
 
@@ -209,7 +215,7 @@ impl Fake {
     /// Opens the disk exclusively; also returns its number.
     fn claimed(&self, node: &Path) -> (File, String) {
         let roots = access::roots(self.fake.root());
-        let (file, devno) = roots.devices.open(node, true).unwrap();
+        let (file, devno) = roots.devices.open(node, OpenMode::Exclusive).unwrap();
         (file, devno.unwrap().to_string())
     }
 }

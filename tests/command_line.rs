@@ -5,8 +5,12 @@
     reason = "a test panics to fail, and runs the command"
 )]
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::Value;
 
 fn lunbd(arguments: &[&str]) -> Output {
@@ -182,6 +186,52 @@ fn a_plan_with_something_to_do_has_an_exit_code_of_its_own_where_that_is_asked_f
     assert_eq!(plan(one, &[]), Some(0));
     assert_eq!(plan(&large, &["--exit-code"]), Some(2));
     assert_eq!(plan("volume = []\n", &["--exit-code"]), Some(0));
+    // What cannot be compared has another exit code than a plan.
+    assert_eq!(plan("", &["--exit-code"]), Some(1));
+    assert_eq!(plan("", &[]), Some(2));
+}
+
+#[test]
+fn a_file_that_never_answers_is_given_up_at_the_timeout() {
+    let place = tempfile::tempdir().unwrap();
+    let (journal, file) = (place.path().join("journal"), place.path().join("v.toml"));
+    mkfifo(&file, Mode::S_IRWXU).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lunbd"))
+        .args(["apply", "--dry-run", "--timeout", "1s", "--journal"])
+        .args([&journal, &file])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(20) {
+        thread::park_timeout(Duration::from_millis(20));
+    }
+    let ended = child.try_wait().unwrap();
+    child.kill().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(
+        ended.and_then(|status| status.code()),
+        Some(6),
+        "{output:?}"
+    );
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("timed out") && said.contains("v.toml"),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_error_in_the_file_names_its_line_and_does_not_print_it() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("v.toml");
+    let text = "[[volume]]\nid = \"a\"\nsource = \"scsi:2:0:0:1\"\n\
+                log_in = { secret = \"hush\" }\n";
+    std::fs::write(&file, text).unwrap();
+    let output = lunbd(&["apply", "--dry-run", file.to_str().unwrap()]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("line 4") && said.contains("secret"), "{said}");
+    assert!(!said.contains("hush"), "{said}");
 }
 
 #[test]
@@ -205,10 +255,10 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
         ),
         (
             "[[volume]]\nid = \"a\"\nsource = \"sda\"\n",
-            &["line 3", "source ="],
+            &["line 3", "source: ", "\"sda\" is not a source"],
         ),
-        ("[[volume]]\nid = 7\n", &["line 2", "id ="]),
-        ("[[volume]\n", &["line 1", "[[volume]"]),
+        ("[[volume]]\nid = 7\n", &["line 2", "id: "]),
+        ("[[volume]\n", &["line 1", "unclosed"]),
         ("[[volume]]\nid = \"a\"\n", &["volume a", "no source"]),
         (
             &format!("{good}min_size = \"1 GB\"\n"),
@@ -408,7 +458,7 @@ fn where_no_portal_listens_discover_says_so_and_a_broken_file_of_secrets_is_not_
 fn a_file_of_secrets_has_sections_and_one_that_does_not_answer_is_not_waited_for() {
     let place = tempfile::tempdir().unwrap();
     let (file, silent) = (place.path().join("chap"), place.path().join("silent"));
-    nix::unistd::mkfifo(&silent, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    mkfifo(&silent, Mode::S_IRUSR).unwrap();
     let ask = |file: &std::path::Path| {
         let me = ["--initiator", "iqn.2026-01.example:me", "--timeout", "2s"];
         let file = ["--chap-file", file.to_str().unwrap(), "--json"];

@@ -150,6 +150,23 @@ fn status_has_an_exit_code_of_its_own_for_a_volume_that_is_not_as_wanted() {
 }
 
 #[test]
+fn the_status_of_one_volume_has_the_files_that_were_set_aside_from_it_alone() {
+    let place = Place::new();
+    fs::write(place.file("pvc-10.json.set-aside-0"), "torn").unwrap();
+    let problems = |volume: &str| {
+        let output = place.lunbd(&["status", "--volume", volume, "--json"]);
+        assert_eq!(output.status.code(), Some(9), "{output:?}");
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        found["problems"].as_array().unwrap().len()
+    };
+    assert_eq!(problems("pvc-1"), 0);
+    fs::write(place.file(ASIDE), "torn").unwrap();
+    assert_eq!(problems("pvc-1"), 1);
+    // It has no record, and its set-aside file may be one.
+    assert_eq!(problems("pvc-10"), 1);
+}
+
+#[test]
 fn heal_and_resize_know_a_volume_by_its_name() {
     let place = Place::new();
     for command in ["heal", "resize"] {

@@ -145,7 +145,7 @@ impl Engine {
         };
         for source in first.into_iter().chain(&request.more) {
             if let Source::Iscsi(uri) = source {
-                hosts.extend(self.hosts_of_ended(uri.target()).map_err(at)?);
+                hosts.extend(self.hosts_of_unfinished_logouts(uri.target()).map_err(at)?);
             }
         }
         if !self.has_own_session(&hosts).map_err(at)? {

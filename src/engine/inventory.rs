@@ -15,7 +15,7 @@ use crate::nbd::{self, Hints, Link, NbdDevice};
 pub use unit::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
-use users::Users;
+use users::MachineUsers;
 
 impl Engine {
     /// Lists the SCSI disks, grouped into logical units, and the NBD devices that are in use.
@@ -32,7 +32,7 @@ impl Engine {
     pub fn inventory(&self) -> Result<Inventory> {
         let roots = self.roots();
         let tree = BlockTree::read(roots)?;
-        let users = Users::read(roots, &tree)?;
+        let users = MachineUsers::read(roots, &tree)?;
         let mut units = scsi::units(roots, &tree, &users)?;
         let mut indexes: Vec<_> = tree.disks().filter_map(NbdIndex::of_name).collect();
         indexes.sort_unstable();
@@ -69,7 +69,11 @@ impl Engine {
     }
 
     /// Returns `None` for a free device.
-    fn describe_nbd(&self, device: &NbdDevice, users: &Users<'_>) -> Result<Option<InventoryUnit>> {
+    fn describe_nbd(
+        &self,
+        device: &NbdDevice,
+        users: &MachineUsers<'_>,
+    ) -> Result<Option<InventoryUnit>> {
         let facts = device.facts()?;
         let ours = |link: &Link| Some(link.backend.as_str()) == facts.backend.as_deref();
         let dead = |link: &Link| ours(link) && link.is_dead();

@@ -87,8 +87,8 @@ impl Engine {
     /// udev answers, and try its TLS, for which the kernel may load a module.
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
-        type Look = fn(&Engine, Deadline) -> Result<Check>;
-        let looks: [(&'static str, Look); 16] = [
+        type CheckFn = fn(&Engine, Deadline) -> Result<Check>;
+        let checks: [(&'static str, CheckFn); 16] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
@@ -108,10 +108,10 @@ impl Engine {
             ("udev", Self::check_udev),
             ("receive buffer", Self::check_receive_buffer),
         ];
-        looks
+        checks
             .into_iter()
-            .map(|(name, look)| {
-                look(self, deadline).unwrap_or_else(|error| {
+            .map(|(name, check)| {
+                check(self, deadline).unwrap_or_else(|error| {
                     let remedy = "make this readable to lunbd";
                     Check::missing(name, format!("cannot be examined: {error:#}"), remedy)
                 })
@@ -198,7 +198,7 @@ impl Engine {
         let (mut ours, mut others) = (0, 0);
         let (mut nameless, mut lost) = (Vec::new(), Vec::new());
         for session in IscsiSession::all(roots)? {
-            if session.is_nameless()? {
+            if session.has_no_names()? {
                 nameless.push(session.id().to_string());
                 continue;
             }

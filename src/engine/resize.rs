@@ -185,7 +185,7 @@ impl Engine {
         let _lock = self.lock_unit(&identity.names, deadline)?;
         timer.enter(Stage::Rescan);
         let paths = self.paths_of(&identity, &named_devices, known, deadline)?;
-        let unit = Before::look(&paths, &resolved, &request.target)?;
+        let unit = UnitBefore::read(&paths, &resolved, &request.target)?;
         let size = self.rescan_all(&paths, request.at_least, deadline)?;
         if let Some(map) = &unit.map {
             timer.enter(Stage::Resize);
@@ -296,7 +296,7 @@ impl Engine {
             return Ok(());
         }
         match Daemon::find(self.roots())? {
-            Some(daemon) => tell_to_resize(&daemon, map, size, &mut watch, deadline)?,
+            Some(daemon) => resize_by_multipathd(&daemon, map, size, &mut watch, deadline)?,
             None => multipath::grow(self.roots(), map, size, deadline)?,
         }
         loop {
@@ -313,9 +313,9 @@ impl Engine {
     }
 }
 
-/// Tells multipathd to resize the map, and retries: it refuses with only `fail` as long as udev has
+/// Has multipathd resize the map, and retries: it refuses with only `fail` as long as udev has
 /// not announced the new map to it (`cli_handlers.c`, `cli_resize`).
-fn tell_to_resize(
+fn resize_by_multipathd(
     daemon: &Daemon,
     map: &Map,
     size: u64,
@@ -324,18 +324,18 @@ fn tell_to_resize(
 ) -> Result<()> {
     /// multipathd waits for udev no longer than this (`missing_uev_wait_timeout`, 30 s by default).
     const LONGEST: Duration = Duration::from_secs(35);
-    let patience = deadline.at_most(LONGEST);
+    let limit = deadline.at_most(LONGEST);
     let mut pauses = Backoff::for_other_process();
     loop {
         match daemon.resize_map(map.name(), deadline) {
             Err(error)
                 if error.kind() == ErrorKind::Refused
-                    && !patience.has_passed()
+                    && !limit.has_passed()
                     && map.is_there()
                     && map.disk().size()? != size =>
             {
-                tracing::debug!(%error, "told again");
-                watch.next(patience.at_most(pauses.pause()));
+                tracing::debug!(%error, "asking multipathd again");
+                watch.next(limit.at_most(pauses.pause()));
             }
             answer => return answer.map(drop),
         }
@@ -343,7 +343,7 @@ fn tell_to_resize(
 }
 
 /// The unit before the resize.
-struct Before {
+struct UnitBefore {
     map: Option<Map>,
     /// The map's disk, or the first path's.
     disk: BlockDevice,
@@ -352,8 +352,8 @@ struct Before {
     sizes: Vec<u64>,
 }
 
-impl Before {
-    fn look(paths: &[KnownPath], resolved: &ResolvedUnit, target: &DetachTarget) -> Result<Self> {
+impl UnitBefore {
+    fn read(paths: &[KnownPath], resolved: &ResolvedUnit, target: &DetachTarget) -> Result<Self> {
         let not_found = || {
             let message = format!("{target} is not attached");
             Error::new(ErrorKind::NotFound, message).at(Stage::Resolve)

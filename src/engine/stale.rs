@@ -205,10 +205,10 @@ impl Engine {
             first_names::forget_removed(self.roots());
         }
         let hosts = self.disks_by_host()?;
-        let fork = timer.factory();
+        let timers = timer.factory();
         let of_host = |devices| {
-            let mut own = fork.timer();
-            let found = self.reap_host(devices, request.dry_run, owner, &mut own, deadline);
+            let mut own = timers.timer();
+            let found = self.reap_host(devices, request, owner, &mut own, deadline);
             (found, own.part())
         };
         let parts = pool::each(Stage::Identify, hosts.into_values(), of_host);
@@ -243,7 +243,7 @@ impl Engine {
     fn reap_host(
         &self,
         devices: Vec<ScsiDevice>,
-        dry_run: bool,
+        request: &ReapRequest,
         owner: Owner<'_>,
         timer: &mut StageTimer,
         deadline: Deadline,
@@ -263,7 +263,7 @@ impl Engine {
             }
         }
         for (device, proof) in gone {
-            let stale_lun = self.reap_one(&device, *proof, dry_run, owner, timer, deadline);
+            let stale_lun = self.reap_one(&device, *proof, request, owner, timer, deadline);
             found.stale_luns.push(stale_lun);
         }
         found
@@ -274,20 +274,20 @@ impl Engine {
         &self,
         device: &ScsiDevice,
         proof: StaleProof,
-        dry_run: bool,
+        request: &ReapRequest,
         owner: Owner<'_>,
         timer: &mut StageTimer,
         deadline: Deadline,
     ) -> StaleLun {
         let hctl = device.hctl();
-        tracing::info!(%hctl, was = %proof.was, evidence = %proof.evidence, "a phantom");
+        tracing::info!(%hctl, was = %proof.was, evidence = %proof.evidence, "a stale LUN");
         let (volume, outcome) = match owner(&proof.was, hctl) {
             Err(error) => (None, ReapOutcome::Skipped(error)),
             Ok(Some(volume)) => {
-                let left = outcome::left_to(&volume);
-                (Some(volume), left)
+                let skipped = outcome::skipped_for(&volume);
+                (Some(volume), skipped)
             }
-            Ok(None) if dry_run => (None, self.foresee(&proof.disk, deadline)),
+            Ok(None) if request.dry_run => (None, self.dry_run_outcome(&proof.disk, deadline)),
             Ok(None) => (
                 None,
                 self.remove_stale_lun(device, &proof, owner, timer, deadline),

@@ -55,7 +55,7 @@ impl PathIdentity {
     }
 
     /// The unit that an I/O request reaches, as far as it is known.
-    pub(super) fn who_answers(&self) -> &Identity {
+    pub(super) fn answering_unit(&self) -> &Identity {
         match self {
             Self::Live(now) | Self::Silent(now) | Self::Replaced { now, .. } => now,
         }
@@ -75,18 +75,18 @@ impl Engine {
 
     /// Reads the identity at a device, and compares it with the unit that the kernel scanned
     /// there.
-    pub(super) fn look_at(&self, device: &ScsiDevice, deadline: Deadline) -> Result<KnownPath> {
+    pub(super) fn read_path(&self, device: &ScsiDevice, deadline: Deadline) -> Result<KnownPath> {
         let disk = device.disk()?;
         let was = scanned_as(device)?;
         // The pages are read first: a device that is being removed loses this attribute before
         // them.
         let state = device.state()?;
-        let leaves = state.is_none() && was.names.is_empty();
+        let is_being_removed = state.is_none() && was.names.is_empty();
         let known = |identity_now, timed_out| KnownPath {
             device: device.clone(),
             disk: disk.clone(),
             identity_now,
-            is_being_removed: leaves,
+            is_being_removed,
             timed_out,
         };
         let answers = state == Some(State::Running);
@@ -133,10 +133,10 @@ impl Engine {
     /// Asks a disk for its identity if the kernel has read no name of it: the INQUIRY for
     /// page 83h at the scan may have failed, and the unit answers now. `None` if the device
     /// went away.
-    fn ask_nameless(&self, device: &ScsiDevice, deadline: Deadline) -> Result<Option<KnownPath>> {
-        /// A look takes at most a quarter of it.
+    fn ask_for_names(&self, device: &ScsiDevice, deadline: Deadline) -> Result<Option<KnownPath>> {
+        /// The read of an identity takes at most a quarter of it.
         const LIMIT: Duration = Duration::from_secs(8);
-        match self.look_at(device, deadline.at_most(LIMIT)) {
+        match self.read_path(device, deadline.at_most(LIMIT)) {
             Ok(path) => Ok(Some(path)),
             Err(_) if !device.is_there() => Ok(None),
             Err(error) => Err(error.at(Stage::Resolve)),
@@ -144,12 +144,12 @@ impl Engine {
     }
 
     /// All devices of this unit, first those that the caller named (`named_devices`). An entry
-    /// of `looked_at` is reused, unless the device has a new disk since.
+    /// of `known_paths` is reused, unless the device has a new disk since.
     pub(super) fn paths_of(
         &self,
         unit: &Identity,
         named_devices: &[ScsiDevice],
-        mut looked_at: Vec<KnownPath>,
+        mut known_paths: Vec<KnownPath>,
         deadline: Deadline,
     ) -> Result<Vec<KnownPath>> {
         let mut found: Vec<ScsiDevice> = named_devices
@@ -175,32 +175,32 @@ impl Engine {
                     identity => identity?,
                 };
                 if identity.names.is_empty() {
-                    let path = self.ask_nameless(&device, deadline)?;
+                    let path = self.ask_for_names(&device, deadline)?;
                     let own = path.filter(|path| {
                         let says = path.identity_now.of();
                         self.is_path_of(&device, says, unit, named_devices)
                     });
                     if let Some(path) = own {
                         found.push(device);
-                        looked_at.push(path);
+                        known_paths.push(path);
                     }
                 } else if self.is_path_of(&device, &identity, unit, named_devices) {
                     found.push(device);
                 }
             }
         }
-        looked_at.retain(|path| {
+        known_paths.retain(|path| {
             let now = path.device.disk();
             now.is_ok_and(|now| now.is_none() || now == path.disk)
         });
         let mut paths = Vec::new();
         for device in found {
-            let known = looked_at.iter().position(|path| path.device == device);
-            if let Some(known) = known.map(|at| looked_at.swap_remove(at)) {
+            let known = known_paths.iter().position(|path| path.device == device);
+            if let Some(known) = known.map(|at| known_paths.swap_remove(at)) {
                 paths.push(known);
                 continue;
             }
-            match self.look_at(&device, deadline) {
+            match self.read_path(&device, deadline) {
                 Ok(path) => paths.push(path),
                 // The device went away during the read.
                 Err(_) if !device.is_there() => {}

@@ -21,9 +21,9 @@ pub(super) mod claim;
 pub(super) mod failed_flush;
 mod holder;
 mod judge;
-mod look;
-mod looked;
 mod not_looked_at;
+mod search;
+mod snapshot;
 
 use super::Engine;
 use crate::deadline::Deadline;
@@ -33,10 +33,10 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
 use crate::scsi::ScsiDevice;
 use judge::refuse_named;
-pub(super) use judge::{Act, Usage, refuse};
-pub(super) use look::{Extent, Users};
-pub(super) use looked::Looked;
+pub(super) use judge::{Removal, Usage, refuse};
 pub use not_looked_at::NotLookedAt;
+pub(super) use search::{Extent, Users};
+pub(super) use snapshot::UsageSnapshot;
 
 impl Engine {
     /// Reads the users of each of these disks, with its partitions, in the order of the
@@ -59,7 +59,7 @@ impl Engine {
         let roots = self.roots().clone();
         let last_seen = || "a file system below an open file does not answer".to_owned();
         worker::run(Stage::Claim, &what, deadline, last_seen, move || {
-            look::read(&roots, &disks, extent, deadline)
+            search::read(&roots, &disks, extent, deadline)
         })
     }
 
@@ -72,7 +72,7 @@ impl Engine {
         let what = "the users of disks to be read";
         let last_seen = || "a file system does not answer".to_owned();
         worker::run(Stage::Claim, what, deadline, last_seen, move || {
-            look::read_blind_spots(&roots, deadline)
+            search::read_places_not_looked_at(&roots, deadline)
         })
     }
 
@@ -96,7 +96,7 @@ impl Engine {
     ///
     /// # Errors
     /// `InUse`, which names the users; those of [`users_of_each`](Self::users_of_each).
-    pub(super) fn refuse_users_of_bare(
+    pub(super) fn refuse_users_of_diskless(
         &self,
         device: &ScsiDevice,
         deadline: Deadline,
@@ -104,9 +104,9 @@ impl Engine {
         let what = format!("the users of {} to be read", device.hctl());
         let (roots, dir) = (self.roots().clone(), device.dir().to_owned());
         let last_seen = || "a file system below an open file does not answer".to_owned();
-        let look = move || look::read_bare(&roots, &dir, deadline);
-        let users = worker::run(Stage::Claim, &what, deadline, last_seen, look)?;
-        match users.judge(self.roots(), Act::TakeFlushed) {
+        let search = move || search::read_diskless(&roots, &dir, deadline);
+        let users = worker::run(Stage::Claim, &what, deadline, last_seen, search)?;
+        match users.judge(self.roots(), Removal::FlushedDisk) {
             Usage::Busy(busy) => Err(refuse_named(&device.hctl().to_string(), &busy)),
             Usage::Free | Usage::Transient => Ok(users.not_looked_at),
         }

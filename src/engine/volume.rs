@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::attach::UnitClaim;
 use super::journal::{Intent, Journal, Operation, Outcome, Record, VolumeGuard, VolumeSpec};
-use super::usage::failed_flush;
+use super::usage::failed_flush::{self, LossMarks};
 use super::{AttachRequest, Attachment, Engine};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -103,7 +103,7 @@ impl Engine {
             Ok(attachment) => {
                 if finishing && let Some(identity) = attachment.identity() {
                     // A new attach acknowledges the failed flushes of earlier ones.
-                    failed_flush::purge_stale(self.roots(), &identity.names, true);
+                    failed_flush::purge_stale(self.roots(), &identity.names, LossMarks::Remove);
                 }
                 let record = Record {
                     intent: None,

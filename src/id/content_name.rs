@@ -200,12 +200,12 @@ mod tests {
             let name: ContentName = text.parse().unwrap();
             assert_eq!(name.to_string(), *text);
         }
-        let spelt = |text: &str| text.parse::<ContentName>().unwrap();
+        let parsed = |text: &str| text.parse::<ContentName>().unwrap();
         let upper = format!("fs.{}", UUID.to_uppercase());
-        assert_eq!(spelt(&upper), spelt(&format!("fs.{UUID}")));
+        assert_eq!(parsed(&upper), parsed(&format!("fs.{UUID}")));
         assert_ne!(
-            spelt("lvm.AbcDef-0123-4567-89Ab-cdEF-ghIJ-klMNop"),
-            spelt("lvm.abcdef-0123-4567-89ab-cdef-ghij-klmnop")
+            parsed("lvm.AbcDef-0123-4567-89Ab-cdEF-ghIJ-klMNop"),
+            parsed("lvm.abcdef-0123-4567-89ab-cdef-ghij-klmnop")
         );
     }
 

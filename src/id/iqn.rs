@@ -129,9 +129,9 @@ mod tests {
         ] {
             let name: Iqn = text.parse().unwrap();
             assert_eq!((name.as_str(), name.to_string()), (text, text.to_owned()));
-            let spelt: [Iqn; 2] =
+            let spellings: [Iqn; 2] =
                 [text.to_uppercase(), text.to_lowercase()].map(|text| text.parse().unwrap());
-            for other in spelt {
+            for other in spellings {
                 assert_eq!(other, name);
                 assert_eq!(other.cmp(&name), Ordering::Equal);
                 assert_eq!(other.to_lowercase(), name.to_lowercase());

@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn it_prints_in_one_canonical_spelling() {
-        for (text, spelt) in [
+        for (text, expected) in [
             ("nbd://Example.COM", "nbd://example.com/"),
             ("NBD://h:10809/disk", "nbd://h/disk"),
             ("nbd://h:10810//disk", "nbd://h:10810//disk"),
@@ -259,7 +259,7 @@ mod tests {
                 "nbds://h/?tls-hostname=%3A%3A1",
             ),
         ] {
-            assert_eq!(canonical(text), spelt);
+            assert_eq!(canonical(text), expected);
         }
     }
 

@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn it_prints_in_one_canonical_spelling() {
-        for (text, spelt) in [
+        for (text, expected) in [
             ("10.0.0.1", "10.0.0.1:3260"),
             ("10.0.0.1:3261", "10.0.0.1:3261"),
             ("[FE80:0:0::1]", "[fe80::1]:3260"),
@@ -175,8 +175,8 @@ mod tests {
             ("[FE80::0:1%eth0]", "[fe80::1%eth0]:3260"),
             ("[fe80::1%2]:9", "[fe80::1%2]:9"),
         ] {
-            assert_eq!(portal(text).to_string(), spelt);
-            assert_eq!(portal(spelt), portal(text));
+            assert_eq!(portal(text).to_string(), expected);
+            assert_eq!(portal(expected), portal(text));
         }
         assert_eq!(Portal::new("::1", None), Some(portal("[::1]:3260")));
         let link_local = Portal::new("fe80::1%br-a_b.100", None);

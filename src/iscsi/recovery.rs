@@ -60,7 +60,7 @@ pub fn connect_again(
 /// `TimedOut` at stage `session`.
 pub fn stop_connection(roots: &Roots, session: &IscsiSession, deadline: Deadline) -> Result<u32> {
     let id = session.id();
-    let step = Step::new(session, deadline, "halted");
+    let step = Step::new(session, deadline, "stopped");
     step.run(roots, move |control, step| {
         // This stop also acknowledges a loss that the kernel has handled itself. Without it
         // the kernel refuses a bind (`ISCSI_CLS_CONN_BIT_CLEANUP`).
@@ -69,17 +69,17 @@ pub fn stop_connection(roots: &Roots, session: &IscsiSession, deadline: Deadline
         let (near, far) = tcp::pair(deadline)?;
         control.bind(id, near.as_fd())?;
         let talk = DeadlineStream::new(far.as_fd(), deadline);
-        let number = number_of_a_login(control, id, talk, deadline);
+        let number = cmd_sn_of_login(control, id, talk, deadline);
         // Both ends are still open here, so the kernel sees no further loss.
         let stopped = control.stop(id, Stop::Recover);
         let number = number?;
         stopped?;
-        tracing::debug!(session = %id, number, "halted");
+        tracing::debug!(session = %id, number, "stopped the connection");
         Ok(number)
     })
 }
 
-fn number_of_a_login(
+fn cmd_sn_of_login(
     control: &mut Control,
     session: SessionId,
     talk: DeadlineStream<'_>,
@@ -103,14 +103,14 @@ fn number_of_a_login(
     let mut header = [0; HEADER];
     let mut peer = Peer::new(talk, KERNEL, Stage::Session, deadline);
     peer.fill("a login request", &mut header)?;
-    number_in(&header).ok_or_else(|| {
+    cmd_sn_in(&header).ok_or_else(|| {
         let found = format!("{:#04x}", header[0]);
         Error::protocol_violation(KERNEL, "opcode", found, "that of the login request")
     })
 }
 
 /// The `CmdSN` of a login request.
-fn number_in(header: &[u8; HEADER]) -> Option<u32> {
+fn cmd_sn_in(header: &[u8; HEADER]) -> Option<u32> {
     let is_login = header[0] & 0x3f == 0x03;
     let word = header.get(24..28)?.first_chunk().copied()?;
     is_login.then_some(u32::from_be_bytes(word))
@@ -185,7 +185,7 @@ pub(crate) fn unproven(session: &IscsiSession, had: Proven) -> Error {
 /// `NotPermitted`; `TimedOut` at stage `session`.
 pub fn logout_for_relogin(roots: &Roots, session: &IscsiSession, deadline: Deadline) -> Result<()> {
     let id = session.id();
-    let step = Step::new(session, deadline, "left");
+    let step = Step::new(session, deadline, "logged out for a new login");
     step.run(roots, move |control, step| {
         let mut listener = Listener::open()?;
         let logout_deadline = deadline.at_most(LOGOUT_TIMEOUT);
@@ -256,8 +256,8 @@ mod tests {
     fn the_number_is_read_of_a_login_request_alone() {
         let mut header: [u8; HEADER] = std::array::from_fn(|at| u8::try_from(at).unwrap());
         header[0] = 0x43;
-        assert_eq!(number_in(&header), Some(0x1819_1a1b));
+        assert_eq!(cmd_sn_in(&header), Some(0x1819_1a1b));
         header[0] = 0x40;
-        assert_eq!(number_in(&header), None);
+        assert_eq!(cmd_sn_in(&header), None);
     }
 }

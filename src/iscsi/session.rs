@@ -27,8 +27,8 @@ use sha2::{Digest as _, Sha256};
 
 pub use facts::SessionFacts;
 pub use hand_over::hand_over;
-pub use incomplete::{CreateGuard, destroy_incomplete, lock_creation};
-pub use iscsi_session::{ConnectionStatus, IscsiSession};
+pub use incomplete::{destroy_incomplete, lock_creation};
+pub use iscsi_session::{ConnectionStatus, Digests, IscsiSession};
 pub use logout::log_out;
 pub use unmet::UnmetSetting;
 
@@ -39,6 +39,7 @@ use super::tunables::{Tunable, Tunables};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{HostNo, InterfaceName, Iqn, Portal, SessionId};
+pub use crate::kernel::iscsi_netlink::CreateGuard;
 use crate::kernel::tcp::LocalEnd;
 use crate::kernel::{Roots, iscsi_netlink};
 
@@ -305,12 +306,12 @@ mod tests {
         assert_eq!(format!("{isid:?}"), "8031b28f8524");
         assert_eq!(name("10.0.0.1:3260").isid(), isid);
         assert_ne!(name("10.0.0.2").isid(), isid);
-        let spelt = SessionName {
+        let in_capitals = SessionName {
             initiator: "iqn.2026-01.Example:HOST".parse().unwrap(),
             target: "iqn.2026-01.example:Array".parse().unwrap(),
             ..name("10.0.0.1")
         };
-        assert_eq!(spelt.isid(), isid);
+        assert_eq!(in_capitals.isid(), isid);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use memmap2::MmapMut;
 use nix::fcntl::OFlag;
 
-use super::devices::Devices;
+use super::devices::{Devices, OpenMode};
 use super::roots::Roots;
 use super::sysfs;
 use crate::crash::point;
@@ -221,7 +221,7 @@ impl BlockDevice {
     /// (`block/genhd.c`, `add_disk`: `ENXIO` until the disk is live). **May block**, like
     /// [`open`](Self::open).
     pub(crate) fn is_live(&self, roots: &Roots) -> Result<bool> {
-        match self.open(roots, false) {
+        match self.open(roots, OpenMode::Shared) {
             Ok(_) => Ok(true),
             Err(error) if error.errno() == Some(nix::libc::ENXIO) => Ok(false),
             Err(error) => Err(error),
@@ -270,7 +270,7 @@ impl BlockDevice {
     /// `Io` if a write failed. The pages are lost.
     pub(crate) fn write_pages(&self, roots: &Roots, file: &File) -> Result<bool> {
         for partition in self.partitions()? {
-            let own = partition.open(roots, false);
+            let own = partition.open(roots, OpenMode::Shared);
             let written = own.and_then(|own| partition.write_own_pages(roots, &own));
             match written {
                 Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
@@ -290,15 +290,15 @@ impl BlockDevice {
     }
 
     fn flush_partition(&self, roots: &Roots) -> Result<()> {
-        let (file, node) = (self.open(roots, false)?, self.node(roots));
+        let (file, node) = (self.open(roots, OpenMode::Shared)?, self.node(roots));
         sync(&roots.devices, &file, &node)?;
         drop_pages(&roots.devices, &file, &node)
     }
 
     /// Opens the node read-only (a writer's close would wake udev), and checks that it is
-    /// this device. With `claim` the open is exclusive: the kernel refuses it (`EBUSY`, so
-    /// `InUse`) while anything mounts, maps, swaps on or claims the disk or a partition of
-    /// it, and refuses those while the file is open (`block/bdev.c`, `bd_may_claim`).
+    /// this device. The kernel refuses an exclusive open (`EBUSY`, so `InUse`) while anything
+    /// mounts, maps, swaps on or claims the disk or a partition of it, and refuses those while
+    /// the file is open (`block/bdev.c`, `bd_may_claim`).
     ///
     /// **May block** while the device recovers from an error, and for a second if the node
     /// is missing: call it on a worker.
@@ -306,9 +306,9 @@ impl BlockDevice {
     /// # Errors
     /// By the errno; `NotReady` if the kernel keeps the device and its node stays missing;
     /// `Vanished` if the node belongs to another device.
-    pub(crate) fn open(&self, roots: &Roots, claim: bool) -> Result<File> {
+    pub(crate) fn open(&self, roots: &Roots, mode: OpenMode) -> Result<File> {
         let node = self.node(roots);
-        let (file, found) = self.open_waiting_for_node(&node, &roots.devices, claim)?;
+        let (file, found) = self.open_waiting_for_node(&node, &roots.devices, mode)?;
         if found != Some(self.devno) {
             let expected = self.devno;
             let message = format!("the node is not block device {expected}");
@@ -323,21 +323,21 @@ impl BlockDevice {
         &self,
         node: &Path,
         devices: &Devices,
-        claim: bool,
+        mode: OpenMode,
     ) -> Result<(File, Option<DevNo>)> {
         /// Longer than the kernel's thread takes to make the node.
         const NODE_LIMIT: Duration = Duration::from_secs(1);
-        let patience = Deadline::after(NODE_LIMIT);
+        let limit = Deadline::after(NODE_LIMIT);
         let mut pauses = Backoff::for_kernel_state();
         loop {
-            let error = match devices.open(node, claim) {
+            let error = match devices.open(node, mode) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => Error::io("cannot open", node, &error),
             };
             if !self.is_node_missing(&error) {
                 return Err(error);
             }
-            if patience.has_passed() {
+            if limit.has_passed() {
                 let message = "the kernel has the device and its node is missing: is this /dev the machine's devtmpfs?";
                 return Err(Error::new(ErrorKind::NotReady, message).caused_by(error));
             }
@@ -438,7 +438,7 @@ mod tests {
     fn a_node_that_is_still_to_come_is_waited_for() {
         let (_root, roots, disk) = without_a_node();
         thread::scope(|scope| {
-            let opened = scope.spawn(|| disk.open(&roots, false));
+            let opened = scope.spawn(|| disk.open(&roots, OpenMode::Shared));
             // This is no block device, but `open` sees that only after it could open the
             // node.
             fs::write(disk.node(&roots), "").unwrap();
@@ -455,7 +455,7 @@ mod tests {
     fn a_disk_whose_node_has_gone_before_it_is_gone_and_dev_is_not_at_fault() {
         let (_root, roots, disk) = without_a_node();
         thread::scope(|scope| {
-            let opened = scope.spawn(|| disk.open(&roots, true));
+            let opened = scope.spawn(|| disk.open(&roots, OpenMode::Exclusive));
             fs::remove_file(disk.dir().join("dev")).unwrap();
             let error = opened.join().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Vanished, "{error}");
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn a_disk_that_stays_and_whose_node_does_not_come_has_another_dev() {
         let (_root, roots, disk) = without_a_node();
-        let error = disk.open(&roots, true).unwrap_err();
+        let error = disk.open(&roots, OpenMode::Exclusive).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotReady);
         assert!(error.to_string().contains("its node is missing"), "{error}");
     }

@@ -27,6 +27,16 @@ pub enum NumberedDevice {
     Character(DevNo),
 }
 
+/// How a node is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Beside other users of the device.
+    Shared,
+    /// Exclusively (`O_EXCL`): no other process can mount the device, stack another device on
+    /// it or swap on it while the file is open.
+    Exclusive,
+}
+
 /// How the engine reaches the devices of a SCSI volume. [`Devices::Kernel`] uses the
 /// machine's own kernel. A process that may not open devices can supply an implementation
 /// that asks a helper process, and a test can supply one that imitates a kernel.
@@ -49,12 +59,12 @@ pub trait DeviceAccess: fmt::Debug + Send + Sync {
         is_still_ours: &dyn Fn() -> bool,
     ) -> io::Result<bool>;
 
-    /// Opens a node read-only without waiting for a medium, exclusively (`O_EXCL`) with
-    /// `claim`. Also returns the block device's number; `None` if it is no block device.
+    /// Opens a node read-only without waiting for a medium. Also returns the block device's
+    /// number; `None` if it is no block device.
     ///
     /// # Errors
     /// The kernel's.
-    fn open(&self, node: &Path, claim: bool) -> io::Result<(File, Option<DevNo>)>;
+    fn open(&self, node: &Path, mode: OpenMode) -> io::Result<(File, Option<DevNo>)>;
 
     /// The device that `path` leads to, through links; `None` if it is no device. An
     /// implementation should not ask a file server (`AT_STATX_DONT_SYNC`).
@@ -179,9 +189,9 @@ impl DeviceAccess for Kernel {
         }
     }
 
-    fn open(&self, node: &Path, claim: bool) -> io::Result<(File, Option<DevNo>)> {
+    fn open(&self, node: &Path, mode: OpenMode) -> io::Result<(File, Option<DevNo>)> {
         let mut flags = OFlag::O_NONBLOCK;
-        flags.set(OFlag::O_EXCL, claim);
+        flags.set(OFlag::O_EXCL, mode == OpenMode::Exclusive);
         let mut options = OpenOptions::new();
         let file = options.read(true).custom_flags(flags.bits()).open(node)?;
         let number = number_of(&file.metadata()?);
@@ -200,7 +210,7 @@ impl DeviceAccess for Kernel {
     }
 
     fn loop_backing(&self, node: &Path) -> io::Result<Option<DevNo>> {
-        let (file, _) = self.open(node, false)?;
+        let (file, _) = self.open(node, OpenMode::Shared)?;
         let backing = lunbd_sys::loop_device::backing_device(&file)?;
         Ok((backing != 0).then(|| devno_of(backing)))
     }
@@ -265,8 +275,8 @@ pub(crate) mod tests {
             Kernel.write_attribute(attribute, text, is_still_ours)
         }
 
-        fn open(&self, node: &Path, claim: bool) -> io::Result<(File, Option<DevNo>)> {
-            Kernel.open(node, claim)
+        fn open(&self, node: &Path, mode: OpenMode) -> io::Result<(File, Option<DevNo>)> {
+            Kernel.open(node, mode)
         }
 
         fn device_at(&self, path: &Path) -> io::Result<Option<NumberedDevice>> {

@@ -7,8 +7,8 @@
 //! requested (`ISCSI_UEVENT_GET_STATS`): if no process listens, the kernel tries to send them
 //! for ever, under that mutex (`iscsi_if_get_stats`).
 
+mod create_lock;
 mod listener;
-mod maker;
 mod socket;
 
 use std::io;
@@ -25,8 +25,9 @@ use super::{Roots, sysfs};
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{HostNo, SessionId};
+pub use create_lock::CreateGuard;
+pub(crate) use create_lock::{CreateLock, holder_of_port};
 pub(crate) use listener::{Listener, Notification};
-pub(crate) use maker::{CreateLock, NoMaker, holder_of_port};
 
 /// The only connection of a session of ours.
 const CID: u32 = 0;
@@ -63,11 +64,11 @@ impl Control {
     /// `ISCSI_UEVENT_CREATE_SESSION`: makes a session without a connection, and its SCSI host.
     /// `cmd_sn` must be the number that its login had, or its commands hang.
     ///
-    /// Its `creator` is the port of `maker`: -1 if that was free. An iscsid that starts leaves
+    /// Its `creator` is the port of `lock`: -1 if that was free. An iscsid that starts leaves
     /// such a session alone, and takes over all others. `cmds_max` must be a power of 2.
     pub(crate) fn create_session(
         &mut self,
-        maker: &CreateLock,
+        lock: &CreateLock,
         cmd_sn: u32,
         cmds_max: u16,
         queue_depth: u16,
@@ -78,7 +79,7 @@ impl Control {
             queue_depth,
         };
         point!(IscsiToCreateSession);
-        let answer = ask(maker.socket(), self.transport, &create, "make a session")?;
+        let answer = ask(lock.socket(), self.transport, &create, "make a session")?;
         point!(IscsiSessionCreated);
         let [sid, host] = answer.result;
         Ok((SessionId(sid), HostNo(host)))
@@ -200,7 +201,7 @@ impl Control {
     pub(crate) fn unbind(&mut self, session: SessionId) -> Result<()> {
         let unbind = Request::UnbindSession { sid: session.0 };
         point!(IscsiToUnbind);
-        self.ask(&unbind, "take the target away")?;
+        self.ask(&unbind, "remove the target")?;
         point!(IscsiUnbound);
         Ok(())
     }

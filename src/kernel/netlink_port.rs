@@ -18,7 +18,7 @@ pub(crate) struct Holder {
 
 impl Holder {
     /// The holder of a port that was taken at each try, and free each time in between.
-    pub(crate) fn in_turn() -> Self {
+    pub(crate) fn one_after_another() -> Self {
         Self {
             words: "one process after another".to_owned(),
             may_administer: true,

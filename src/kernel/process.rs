@@ -86,7 +86,7 @@ pub(crate) fn may_administer(roots: &Roots, pid: u32) -> bool {
 /// The processes that have a descriptor of one of `devices`. A descriptor that only names a
 /// device (`O_PATH`) does not count. For a file on a file server, the server is not asked.
 pub fn read_openers(roots: &Roots, devices: &[NumberedDevice]) -> Result<Openers> {
-    Ok(Look::read(roots, devices)?.openers)
+    Ok(DescriptorScan::read(roots, devices)?.openers)
 }
 
 /// As [`read_openers`], and the processes that have a device open without a descriptor: they
@@ -97,10 +97,10 @@ pub fn read_all_openers(
     devices: &[NumberedDevice],
     deadline: Deadline,
 ) -> Result<Openers> {
-    let Look {
+    let DescriptorScan {
         mut openers,
         processes,
-    } = Look::read(roots, devices)?;
+    } = DescriptorScan::read(roots, devices)?;
     for process in without_descriptor::read(roots, devices, processes, deadline) {
         let pid = process.pid;
         if !process.is_whole {
@@ -122,14 +122,14 @@ pub fn read_all_openers(
     Ok(openers)
 }
 
-/// A look at the descriptors of each process.
-struct Look {
+/// The descriptors of each process.
+struct DescriptorScan {
     openers: Openers,
     /// The processes that were looked at.
     processes: Vec<Process>,
 }
 
-impl Look {
+impl DescriptorScan {
     fn read(roots: &Roots, devices: &[NumberedDevice]) -> Result<Self> {
         let mut openers = Openers::default();
         let mut processes = Vec::new();
@@ -147,16 +147,16 @@ impl Look {
                 thread: descriptors.thread,
                 rings: Vec::new(),
             };
-            let mut of_one = OfProcess {
+            let mut scan = ProcessScan {
                 path,
                 process,
                 found: Vec::new(),
             };
             for descriptor in descriptors.paths {
-                of_one.add(roots, devices, descriptor, &mut is_whole);
+                scan.add(roots, devices, descriptor, &mut is_whole);
             }
-            openers.found.extend(of_one.found);
-            processes.push(of_one.process);
+            openers.found.extend(scan.found);
+            processes.push(scan.process);
             if !is_whole {
                 openers.unreadable.insert(pid);
             }
@@ -166,13 +166,13 @@ impl Look {
 }
 
 /// The descriptors of one process.
-struct OfProcess {
+struct ProcessScan {
     path: PathBuf,
     process: Process,
     found: Vec<Opener>,
 }
 
-impl OfProcess {
+impl ProcessScan {
     /// Adds a descriptor. `is_whole` becomes false if the process may have more open.
     fn add(
         &mut self,

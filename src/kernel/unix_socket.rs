@@ -21,11 +21,11 @@ pub(crate) fn connect(address: &UnixAddr, deadline: Deadline) -> nix::Result<Opt
     loop {
         // A nonblocking connect cannot wait for a place in the server's queue, but
         // a connect with a send timeout can (unix(7), EAGAIN).
-        let turn = deadline.max_sleep();
-        if turn.is_zero() {
+        let limit = deadline.max_sleep();
+        if limit.is_zero() {
             return Ok(None);
         }
-        limit_connect(&socket, turn)?;
+        limit_connect(&socket, limit)?;
         match socket::connect(socket.as_raw_fd(), address) {
             Ok(()) => break,
             Err(Errno::EINTR | Errno::EAGAIN) => {}

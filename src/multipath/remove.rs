@@ -30,8 +30,9 @@ pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -
             let refusal = refusal.map_or_else(String::new, |refusal| format!("; {refusal}"));
             return Err(error.with_last_seen(map.describe() + &refusal));
         }
-        let turn = deadline.at_most(pauses.pause());
-        let _looked_at_again_whatever_came = watch.next(turn);
+        let limit = deadline.at_most(pauses.pause());
+        // Whatever comes, sysfs is read again.
+        drop(watch.next(limit));
         if refusal.is_some() && map.is_there() && !deadline.has_passed() {
             refusal = ask_in_time(roots, map, deadline)?;
         }

@@ -5,6 +5,8 @@ mod size;
 
 use std::collections::BTreeMap;
 
+pub use file::DesiredFile;
+
 use super::resource::{Resource, ResourceKey};
 use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
@@ -53,7 +55,7 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// none is wanted. Secrets are read when they are needed, this machine's initiator name when
 /// the file is read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Deserialize)]
-#[serde(try_from = "file::File")]
+#[serde(try_from = "DesiredFile")]
 pub struct Desired {
     volumes: BTreeMap<VolumeId, Wanted>,
     claims: BTreeMap<ResourceKey, VolumeId>,

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Lun;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::sg::Presence;
-use crate::kernel::{Devices, Roots, sg};
+use crate::kernel::{Devices, OpenMode, Roots, sg};
 
 /// The longest wait for an answer: that of the kernel's own scan for an INQUIRY
 /// (`scsi_scan.c`, `scsi_inq_timeout`).
@@ -79,12 +79,12 @@ pub(crate) fn read_access_state(
 ) -> Result<Option<AccessState>> {
     /// A path that does not answer so soon is better returned without its state than waited
     /// for.
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const STATE_LIMIT: Duration = Duration::from_secs(5);
     if !device.has_port_groups()? {
         return Ok(None);
     }
     let what = format!("{} to report its ALUA access state", disk.name());
-    let limit = deadline.at_most(PATIENCE.min(deadline.remaining() / 2));
+    let limit = deadline.at_most(STATE_LIMIT.min(deadline.remaining() / 2));
     let (roots, disk) = (roots.clone(), disk.clone());
     let answer = scheduler.ask(device.hctl(), Stage::Identify, &what, limit, move || {
         let unit = Unit::open(&roots, &disk, deadline)?;
@@ -184,7 +184,7 @@ struct Unit {
 
 impl Unit {
     fn open(roots: &Roots, disk: &BlockDevice, deadline: Deadline) -> Result<Self> {
-        let file = disk.open(roots, false)?;
+        let file = disk.open(roots, OpenMode::Shared)?;
         // Before Linux 5.15 neither the disk nor the node has a number.
         if let Some(expected) = disk.diskseq()? {
             let node = disk.node(roots);

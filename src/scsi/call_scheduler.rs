@@ -75,14 +75,14 @@ impl CallScheduler {
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let mut register = self.table();
-        let slot = self.enter(&mut register, hctl, Kind::OnHost, stage, what);
+        let mut table = self.table();
+        let slot = self.enter(&mut table, hctl, Kind::OnHost, stage, what);
         loop {
-            if let Some(stuck) = register.against_host(hctl.host).cloned() {
-                drop(register);
+            if let Some(stuck) = table.against_host(hctl.host).cloned() {
+                drop(table);
                 return Err(refusal(&stuck, stage));
             }
-            let Some((first, ahead, waiting)) = register.running(hctl.host) else {
+            let Some((first, ahead, waiting)) = table.running(hctl.host) else {
                 break;
             };
             if first == slot.ticket {
@@ -96,13 +96,13 @@ impl CallScheduler {
                     ahead.begun.elapsed().as_secs_f64(),
                     ahead.what
                 );
-                drop(register);
+                drop(table);
                 let error = Error::timed_out(Stage::Queue, deadline, &what);
                 return Err(error.with_last_seen(seen));
             }
-            self.0.changed.wait_for(&mut register, deadline.max_sleep());
+            self.0.changed.wait_for(&mut table, deadline.max_sleep());
         }
-        drop(register);
+        drop(table);
         slot.run_isolated(stage, what, deadline, last_seen, call)
     }
 
@@ -172,12 +172,12 @@ impl CallScheduler {
     }
 
     fn device_slot(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
-        let mut register = self.table();
-        if let Some(stuck) = register.against_device(hctl).cloned() {
-            drop(register);
+        let mut table = self.table();
+        if let Some(stuck) = table.against_device(hctl).cloned() {
+            drop(table);
             return Err(refusal(&stuck, stage));
         }
-        Ok(self.enter(&mut register, hctl, Kind::OnDevice, stage, what))
+        Ok(self.enter(&mut table, hctl, Kind::OnDevice, stage, what))
     }
 
     /// The calls that have not returned.
@@ -193,8 +193,8 @@ impl CallScheduler {
 
     /// Whether a call at `stage` on the device has not returned.
     pub(crate) fn is_stuck_at(&self, hctl: Hctl, stage: Stage) -> bool {
-        let register = self.table();
-        let mut stuck = register.stuck();
+        let table = self.table();
+        let mut stuck = table.stuck();
         stuck.any(|call| call.hctl == hctl && call.stage == stage)
     }
 

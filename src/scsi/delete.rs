@@ -35,16 +35,16 @@ pub(crate) fn delete(
     deadline: Deadline,
 ) -> Result<()> {
     let mut pauses = Backoff::for_other_process();
-    let mut refusal = write(device, scheduler, deadline)?;
+    let mut refusal = write_delete(device, scheduler, deadline)?;
     while device.is_there() {
         if deadline.has_passed() {
-            return Err(stands(device, refusal.as_ref(), deadline));
+            return Err(not_gone(device, refusal.as_ref(), deadline));
         }
         let is_under_way = refusal.is_none() || device.is_being_deleted()?;
         // This also paces a delete in progress: its uevent comes before the directory goes.
         watch.next(deadline.at_most(pauses.pause()));
         if !is_under_way && device.is_there() && !deadline.has_passed() {
-            refusal = write(device, scheduler, deadline)?;
+            refusal = write_delete(device, scheduler, deadline)?;
         }
     }
     Ok(())
@@ -52,7 +52,7 @@ pub(crate) fn delete(
 
 /// Makes the kernel delete the device. Returns the kernel's refusal if another process
 /// deletes it or has done so, or if the kernel could not get a reference to it.
-fn write(
+fn write_delete(
     device: &ScsiDevice,
     scheduler: &CallScheduler,
     deadline: Deadline,
@@ -83,7 +83,7 @@ fn write(
     Ok(refusal)
 }
 
-fn stands(device: &ScsiDevice, refusal: Option<&Error>, deadline: Deadline) -> Error {
+fn not_gone(device: &ScsiDevice, refusal: Option<&Error>, deadline: Deadline) -> Error {
     let what = format!("{} to be gone from sysfs", device.hctl());
     let error = Error::timed_out(Stage::Confirm, deadline, &what);
     let refusal = refusal.map_or_else(String::new, |refusal| format!("; {refusal}"));

@@ -107,7 +107,7 @@ mod tests {
         page
     }
 
-    fn spelt(page: &[u8]) -> Vec<String> {
+    fn names_on(page: &[u8]) -> Vec<String> {
         let product = || Ok::<_, Infallible>("LIO-ORG disk-a          ".to_owned());
         let Ok(names) = names(page, product);
         names.iter().map(ToString::to_string).collect()
@@ -131,7 +131,7 @@ mod tests {
             (8, b"naa.5000c500a1b2c3d4\0\0\0\0"),
         ]);
         assert_eq!(
-            spelt(&page),
+            names_on(&page),
             [
                 "naa.5000c500a1b2c3d4",
                 "eui.0025385b61b0a1b2",
@@ -147,7 +147,7 @@ mod tests {
     fn the_name_of_a_target_port_is_no_name_of_the_unit() {
         let none: [&str; 0] = [];
         assert_eq!(
-            spelt(&page(&[(0x13, NAA), (0x23, NAA), (0x10, b"p")])),
+            names_on(&page(&[(0x13, NAA), (0x23, NAA), (0x10, b"p")])),
             none
         );
     }
@@ -156,7 +156,7 @@ mod tests {
     fn a_designator_that_runs_past_the_page_is_passed_over() {
         let mut cut = page(&[(3, NAA), (1, b"x vendor")]);
         cut.truncate(cut.len() - 1);
-        assert_eq!(spelt(&cut), ["naa.5000c500a1b2c3d4"]);
+        assert_eq!(names_on(&cut), ["naa.5000c500a1b2c3d4"]);
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_page_panics(page: Vec<u8>) {
-            let _ = spelt(&page);
+            let _ = names_on(&page);
         }
     }
 }

@@ -132,10 +132,10 @@ impl ScsiDevice {
     /// come (`drivers/base/core.c`, `device_del`). Their identity can no longer be read. A
     /// device that is just being added looks the same, until it
     /// [is on the bus](Self::is_on_bus).
-    pub(crate) fn leaving(roots: &Roots) -> Result<Vec<Self>> {
+    pub(crate) fn being_removed(roots: &Roots) -> Result<Vec<Self>> {
         let bus = roots.sysfs.join("bus/scsi/devices");
         let on_bus: BTreeSet<String> = sysfs::names(&bus)?.into_iter().collect();
-        let mut leaving = Vec::new();
+        let mut being_removed = Vec::new();
         for target in on_bus.iter().filter(|name| name.starts_with("target")) {
             let Some(target) = sysfs::follow(&bus.join(target))? else {
                 continue;
@@ -145,11 +145,11 @@ impl ScsiDevice {
                     && !on_bus.contains(&name)
                     && !bus.join(&name).exists()
                 {
-                    leaving.extend(Self::at(hctl, target.join(name)));
+                    being_removed.extend(Self::at(hctl, target.join(name)));
                 }
             }
         }
-        Ok(leaving)
+        Ok(being_removed)
     }
 
     /// How many commands have returned with an error, refusals included, since the device

@@ -9,8 +9,17 @@ use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::uevent::{self, Notice, Watch};
 
-/// Waits until the kernel has announced the disk of `device`. If the device is not `fresh`,
-/// or if events were lost, a disk that can be opened is ready too.
+/// When a device was scanned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScannedBy {
+    /// By the caller, whose watch has the events of its disk.
+    Caller,
+    /// Earlier, or by another process.
+    Other,
+}
+
+/// Waits until the kernel has announced the disk of `device`. If another call scanned the
+/// device, or if events were lost, a disk that can be opened is ready too.
 ///
 /// # Errors
 /// `NotFound` if the target said that no unit is connected at the LUN; `NotSupported` if
@@ -19,7 +28,7 @@ use crate::uevent::{self, Notice, Watch};
 /// device in place.
 pub(crate) fn wait_for_disk(
     device: &ScsiDevice,
-    fresh: bool,
+    scanned_by: ScannedBy,
     roots: &Roots,
     scheduler: &CallScheduler,
     watch: &mut Watch,
@@ -34,23 +43,23 @@ pub(crate) fn wait_for_disk(
     }
     let mut pauses = Backoff::for_kernel_state();
     loop {
-        let mut turn = deadline;
+        let mut limit = deadline;
         device.require_usable(Stage::Probe)?;
         if let Some(disk) = device.disk()? {
             let announced = watch.kernel_announced(&uevent::devpath(roots, disk.dir())?);
             if announced {
                 return Ok(disk);
             }
-            if !fresh || watch.has_missed() {
+            if scanned_by == ScannedBy::Other || watch.has_missed() {
                 if is_live(hctl, &disk, roots, scheduler, deadline)? {
                     return Ok(disk);
                 }
-                turn = deadline.at_most(pauses.pause());
+                limit = deadline.at_most(pauses.pause());
             }
         } else {
             require_connected(device)?;
         }
-        if !may_have_come(watch, turn) && deadline.has_passed() {
+        if !wait_for_event(watch, limit) && deadline.has_passed() {
             let what = format!("the kernel to bring the disk of {hctl}");
             let error = Error::timed_out(Stage::Probe, deadline, &what);
             return Err(error.with_last_seen(device.describe()));
@@ -79,10 +88,10 @@ pub(crate) fn describe_qualifier(qualifier: u8) -> String {
 }
 
 /// Waits for an event that may concern the disk: the devices that the kernel adds beside it
-/// tell nothing. `false` after `turn`.
-fn may_have_come(watch: &mut Watch, turn: Deadline) -> bool {
+/// tell nothing. `false` after `limit`.
+fn wait_for_event(watch: &mut Watch, limit: Deadline) -> bool {
     loop {
-        match watch.next(turn) {
+        match watch.next(limit) {
             Some(Notice::Event(event)) if event.action == "add" && event.subsystem != "block" => {}
             notice => return notice.is_some(),
         }

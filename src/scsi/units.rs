@@ -28,29 +28,29 @@ use crate::uevent::{Changed, Changes, Hub};
 
 /// Building the index costs more than reading all devices. A process that attaches or
 /// detaches one unit and ends makes no more queries than this.
-const WALKS: u32 = 4;
+const QUERIES_WITHOUT_INDEX: u32 = 4;
 
 /// The SCSI devices of the machine by the names of their units. Without events each query
 /// reads each device.
 #[derive(Debug)]
 pub(crate) struct Units {
     changes: Option<Changes>,
-    asked: u32,
-    known: Option<Known>,
+    queries: u32,
+    index: Option<UnitIndex>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct UnitIndex {
     bus: PathBuf,
     written: WriteWatcher,
-    devices: BTreeMap<Hctl, Seen>,
-    listened: HashMap<WatchedFile, Hctl>,
+    devices: BTreeMap<Hctl, IndexedDevice>,
+    watched: HashMap<WatchedFile, Hctl>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct IndexedDevice {
     dir: PathBuf,
-    listened: Option<WatchedFile>,
+    watched: Option<WatchedFile>,
     /// The names in the kernel's copies. `None` if they are unreliable until the next
     /// event, because the device could not be read, or is being added or removed.
     names: Option<Vec<Wwid>>,
@@ -65,8 +65,8 @@ impl Units {
     fn of(changes: Option<Changes>) -> Self {
         Self {
             changes,
-            asked: 0,
-            known: None,
+            queries: 0,
+            index: None,
         }
     }
 
@@ -78,10 +78,10 @@ impl Units {
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
     ) -> Result<Vec<ScsiDevice>> {
-        let Some(known) = self.read(roots) else {
+        let Some(index) = self.read(roots) else {
             return ScsiDevice::candidates(roots, is_wanted);
         };
-        known.with(|names| names.first().is_none_or(&is_wanted))
+        index.devices_with(|names| names.first().is_none_or(&is_wanted))
     }
 
     /// The same for the other devices on the device's own target.
@@ -91,10 +91,10 @@ impl Units {
         device: &ScsiDevice,
         wanted: &Wwid,
     ) -> Result<Vec<ScsiDevice>> {
-        let Some(known) = self.read(roots) else {
+        let Some(index) = self.read(roots) else {
             return device.sibling_candidates(wanted);
         };
-        let mut found = known.with(|names| names.first() == Some(wanted))?;
+        let mut found = index.devices_with(|names| names.first() == Some(wanted))?;
         let target = device.dir().parent();
         found.retain(|other| other.hctl() != device.hctl() && other.dir().parent() == target);
         Ok(found)
@@ -107,19 +107,19 @@ impl Units {
         roots: &Roots,
         name: &Wwid,
     ) -> Result<Vec<ScsiDevice>> {
-        let Some(known) = self.read(roots) else {
+        let Some(index) = self.read(roots) else {
             return ScsiDevice::all(roots);
         };
-        known.with(|names| names.contains(name))
+        index.devices_with(|names| names.contains(name))
     }
 
     /// The devices that the kernel is removing, and some that it may be removing: see
-    /// [`ScsiDevice::leaving`].
-    pub(crate) fn leaving(&mut self, roots: &Roots) -> Result<Vec<ScsiDevice>> {
-        let Some(known) = self.read(roots) else {
-            return ScsiDevice::leaving(roots);
+    /// [`ScsiDevice::being_removed`].
+    pub(crate) fn being_removed(&mut self, roots: &Roots) -> Result<Vec<ScsiDevice>> {
+        let Some(index) = self.read(roots) else {
+            return ScsiDevice::being_removed(roots);
         };
-        let unsettled = known
+        let unsettled = index
             .devices
             .iter()
             .filter(|(_, seen)| seen.names.is_none());
@@ -128,19 +128,19 @@ impl Units {
     }
 
     /// The current index; `None` if the query must read each device.
-    fn read(&mut self, roots: &Roots) -> Option<&Known> {
+    fn read(&mut self, roots: &Roots) -> Option<&UnitIndex> {
         let since = self.changes.as_mut()?.take();
-        if self.asked < WALKS {
-            self.asked += 1;
+        if self.queries < QUERIES_WITHOUT_INDEX {
+            self.queries += 1;
             return None;
         }
         // An error on the way drops the index, so nothing outdated stays.
-        let read = match (since, self.known.take()) {
+        let read = match (since, self.index.take()) {
             (Changed::These(names), Some(known)) => known.read_again(&names).transpose(),
             _ => None,
         };
-        match read.unwrap_or_else(|| Known::build(roots)) {
-            Ok(known) => Some(self.known.insert(known)),
+        match read.unwrap_or_else(|| UnitIndex::build(roots)) {
+            Ok(index) => Some(self.index.insert(index)),
             // A user may watch only a limited number of files.
             Err(error) => {
                 tracing::debug!(%error, "there is no index of SCSI devices: every query reads all of them");
@@ -151,23 +151,23 @@ impl Units {
     }
 }
 
-impl Known {
+impl UnitIndex {
     fn build(roots: &Roots) -> Result<Self> {
         let bus = roots.sysfs.join("bus/scsi/devices");
         let mut known = Self {
             bus,
             written: WriteWatcher::new()?,
             devices: BTreeMap::new(),
-            listened: HashMap::new(),
+            watched: HashMap::new(),
         };
         for name in sysfs::names(&known.bus)? {
             // The bus lists hosts and targets too.
             if let Ok(hctl) = name.parse() {
-                known.look_at(hctl)?;
+                known.read_device(hctl)?;
             }
         }
-        for device in ScsiDevice::leaving(roots)? {
-            known.keep(device.hctl(), device.dir().to_owned(), None, None);
+        for device in ScsiDevice::being_removed(roots)? {
+            known.insert(device.hctl(), device.dir().to_owned(), None, None);
         }
         Ok(known)
     }
@@ -179,27 +179,27 @@ impl Known {
             return Ok(None);
         };
         let mut stale: Vec<Hctl> = names.iter().filter_map(|name| name.parse().ok()).collect();
-        stale.extend(written.iter().filter_map(|file| self.listened.get(file)));
+        stale.extend(written.iter().filter_map(|file| self.watched.get(file)));
         let unsettled = self.devices.iter().filter(|(_, seen)| seen.names.is_none());
         stale.extend(unsettled.map(|(hctl, _)| *hctl));
         stale.sort_unstable();
         stale.dedup();
         for hctl in stale {
-            self.look_at(hctl)?;
+            self.read_device(hctl)?;
         }
         Ok(Some(self))
     }
 
-    fn look_at(&mut self, hctl: Hctl) -> Result<()> {
+    fn read_device(&mut self, hctl: Hctl) -> Result<()> {
         let name = hctl.to_string();
         if let Some(dir) = sysfs::follow(&self.bus.join(&name))? {
             // The watch begins before the read, so that it covers every later write.
-            let listened = match self.written.watch(&dir.join("rescan")) {
+            let watched = match self.written.watch(&dir.join("rescan")) {
                 Err(error) if error.kind() == ErrorKind::Vanished => None,
-                listened => Some(listened?),
+                watched => Some(watched?),
             };
-            let names = listened.and_then(|_| names_of(&dir));
-            self.keep(hctl, dir, listened, names);
+            let names = watched.and_then(|_| names_of(&dir));
+            self.insert(hctl, dir, watched, names);
             return Ok(());
         }
         // A device that has left the bus stays below its target until its cache is written.
@@ -207,47 +207,47 @@ impl Known {
         let target = sysfs::follow(&self.bus.join(format!("target{target}")))?;
         let dir = target.map(|target| target.join(name));
         match dir.filter(|dir| dir.exists()) {
-            Some(dir) => self.keep(hctl, dir, None, None),
-            None => self.forget(hctl),
+            Some(dir) => self.insert(hctl, dir, None, None),
+            None => self.remove(hctl),
         }
         Ok(())
     }
 
-    fn keep(
+    fn insert(
         &mut self,
         hctl: Hctl,
         dir: PathBuf,
-        listened: Option<WatchedFile>,
+        watched: Option<WatchedFile>,
         names: Option<Vec<Wwid>>,
     ) {
-        let seen = Seen {
+        let seen = IndexedDevice {
             dir,
-            listened,
+            watched,
             names,
         };
         let before = self.devices.insert(hctl, seen);
-        self.unlisten(before.filter(|before| before.listened != listened));
-        self.listened.extend(listened.map(|file| (file, hctl)));
+        self.unwatch(before.filter(|before| before.watched != watched));
+        self.watched.extend(watched.map(|file| (file, hctl)));
     }
 
-    fn forget(&mut self, hctl: Hctl) {
+    fn remove(&mut self, hctl: Hctl) {
         let before = self.devices.remove(&hctl);
-        self.unlisten(before);
+        self.unwatch(before);
     }
 
-    fn unlisten(&mut self, before: Option<Seen>) {
-        if let Some(file) = before.and_then(|before| before.listened) {
-            self.listened.remove(&file);
+    fn unwatch(&mut self, before: Option<IndexedDevice>) {
+        if let Some(file) = before.and_then(|before| before.watched) {
+            self.watched.remove(&file);
             self.written.unwatch(file);
         }
     }
 
-    /// The devices on the bus whose names satisfy `is_so`, and those whose names are
+    /// The devices on the bus whose names satisfy `matches`, and those whose names are
     /// unknown.
-    fn with(&self, is_so: impl Fn(&[Wwid]) -> bool) -> Result<Vec<ScsiDevice>> {
+    fn devices_with(&self, matches: impl Fn(&[Wwid]) -> bool) -> Result<Vec<ScsiDevice>> {
         let mut found = Vec::new();
         for (hctl, seen) in &self.devices {
-            let may_be = seen.names.as_ref().is_none_or(|names| is_so(names));
+            let may_be = seen.names.as_ref().is_none_or(|names| matches(names));
             if may_be && let Some(dir) = sysfs::follow(&self.bus.join(hctl.to_string()))? {
                 found.extend(ScsiDevice::at(*hctl, dir));
             }
@@ -271,8 +271,8 @@ fn names_of(dir: &Path) -> Option<Vec<Wwid>> {
     // The state is read after the pages, because a device that is being removed loses it
     // before them.
     let Ok(state) = open.text("state").ok().flatten()?.parse();
-    let goes = matches!(state, State::Cancel | State::Deleted | State::Created);
-    (!goes).then_some(names)
+    let is_unsettled = matches!(state, State::Cancel | State::Deleted | State::Created);
+    (!is_unsettled).then_some(names)
 }
 
 /// The address of the device in the path of an event of the device or of a device below it.

@@ -77,14 +77,14 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
     if !unseen.is_empty() {
         let (reason, why) = why_unseen(roots, &unreadable)?;
         for (&wwpn, &position) in unseen {
-            routes.push((position, nobody_sees(wwpn, reason.clone(), &why)));
+            routes.push((position, route_without_port(wwpn, reason.clone(), &why)));
         }
         routes.sort_by_key(|(position, _)| *position);
     }
     Ok(routes.into_iter().map(|(_, route)| route).collect())
 }
 
-fn nobody_sees(wwpn: Wwpn, reason: MissingReason, why: &str) -> Route {
+fn route_without_port(wwpn: Wwpn, reason: MissingReason, why: &str) -> Route {
     Route {
         via: RouteKind::Fc {
             host: None,

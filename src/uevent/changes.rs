@@ -24,7 +24,7 @@ impl Changes {
         reader: &Arc<Mutex<KernelReader>>,
     ) -> Self {
         let names = ChangedNames::new(naming);
-        dispatch.note_changes(&names);
+        dispatch.subscribe_to_names(&names);
         let source = Some((Arc::clone(dispatch), Arc::clone(reader)));
         Self { names, source }
     }
@@ -106,7 +106,7 @@ mod tests {
     fn an_overrun_of_the_hub_and_its_end_are_losses_of_each_subscription() {
         let dispatch = Dispatch::default();
         let noted = ChangedNames::new(disk);
-        dispatch.note_changes(&noted);
+        dispatch.subscribe_to_names(&noted);
         dispatch.deliver_of_kernel(&event("/block/nbd3").devpath, || false, || None);
         assert_eq!(noted.take(), these(&["nbd3"]));
         dispatch.resync();
@@ -120,10 +120,10 @@ mod tests {
         let dispatch = Dispatch::default();
         drop({
             let noted = ChangedNames::new(disk);
-            dispatch.note_changes(&noted);
+            dispatch.subscribe_to_names(&noted);
             noted
         });
         dispatch.deliver_of_kernel("/block/nbd3", || false, || None);
-        assert_eq!(dispatch.count_of_noted(), 0);
+        assert_eq!(dispatch.name_subscriber_count(), 0);
     }
 }

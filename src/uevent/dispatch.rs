@@ -43,7 +43,7 @@ struct Waiters {
     of_everything: Group,
     of_unit_attentions: Group,
     /// Subscribers to the names of devices that have events.
-    noting: Vec<Weak<ChangedNames>>,
+    name_subscribers: Vec<Weak<ChangedNames>>,
     closed: bool,
 }
 
@@ -88,8 +88,11 @@ impl Dispatch {
 
     /// Records the names of the devices that have events until the subscription is
     /// dropped.
-    pub(super) fn note_changes(&self, noted: &Arc<ChangedNames>) {
-        self.waiters.lock().noting.push(Arc::downgrade(noted));
+    pub(super) fn subscribe_to_names(&self, names: &Arc<ChangedNames>) {
+        self.waiters
+            .lock()
+            .name_subscribers
+            .push(Arc::downgrade(names));
     }
 
     /// Like [`deliver`](Self::deliver), for an event of the kernel. It also records the
@@ -100,17 +103,17 @@ impl Dispatch {
         is_unit_attention: impl FnOnce() -> bool,
         event: impl FnOnce() -> Option<Event>,
     ) {
-        self.each_noting(|noted| noted.event(devpath));
+        self.each_name_subscriber(|names| names.event(devpath));
         self.deliver(devpath, is_unit_attention, event);
     }
 
-    fn each_noting(&self, tell: impl Fn(&ChangedNames)) {
+    fn each_name_subscriber(&self, call: impl Fn(&ChangedNames)) {
         self.waiters
             .lock()
-            .noting
-            .retain(|noted| match noted.upgrade() {
-                Some(noted) => {
-                    tell(&noted);
+            .name_subscribers
+            .retain(|names| match names.upgrade() {
+                Some(names) => {
+                    call(&names);
                     true
                 }
                 None => false,
@@ -118,8 +121,8 @@ impl Dispatch {
     }
 
     #[cfg(test)]
-    pub(super) fn count_of_noted(&self) -> usize {
-        self.waiters.lock().noting.len()
+    pub(super) fn name_subscriber_count(&self) -> usize {
+        self.waiters.lock().name_subscribers.len()
     }
 
     /// Delivers the event to the waiters that watch a component of `devpath`, to those
@@ -161,7 +164,7 @@ impl Dispatch {
     /// Records that events are lost: every waiter must look again.
     pub(super) fn resync(&self) {
         self.counts.overrun();
-        self.each_noting(ChangedNames::mark_lost);
+        self.each_name_subscriber(ChangedNames::mark_lost);
         let resyncs = self
             .waiters
             .lock()
@@ -183,7 +186,7 @@ impl Dispatch {
 
     /// Ends every watch, because no more events come.
     pub(super) fn close(&self) {
-        self.each_noting(ChangedNames::mark_lost);
+        self.each_name_subscriber(ChangedNames::mark_lost);
         let waiters = &mut *self.waiters.lock();
         waiters.closed = true;
         waiters.all().for_each(|queue| queue.close());

@@ -267,17 +267,17 @@ impl Reader {
 
     /// The most events of one read of a socket. The other socket waits no longer than
     /// that.
-    const TURN: usize = 256;
+    const MAX_EVENTS: usize = 256;
 
     fn read_kernel(&mut self, dispatch: &Dispatch) {
-        self.kernel.lock().read(Self::TURN, dispatch);
+        self.kernel.lock().read(Self::MAX_EVENTS, dispatch);
     }
 
     fn read_udev(&mut self, dispatch: &Dispatch) {
         let Some(udev) = &self.udev else {
             return;
         };
-        for event in udev.iter().take(Self::TURN) {
+        for event in udev.iter().take(Self::MAX_EVENTS) {
             match event.devpath().to_str() {
                 Some(devpath) => {
                     // Unit attentions come only from the kernel.

@@ -67,7 +67,7 @@ pub(crate) fn settle_removal(
         return Ok(());
     }
     let RemovedDevice { devpath, devno, .. } = removed_device;
-    let patience = Deadline::after(REMOVE_EVENT_TIMEOUT);
+    let event_limit = Deadline::after(REMOVE_EVENT_TIMEOUT);
     let record = roots.run.join(format!("udev/data/b{devno}"));
     let successor = roots.sysfs.join(format!("dev/block/{devno}"));
     let mut backoff = Backoff::for_kernel_state();
@@ -86,7 +86,7 @@ pub(crate) fn settle_removal(
         {
             return Ok(());
         }
-        missed |= removed.is_none() && patience.has_passed();
+        missed |= removed.is_none() && event_limit.has_passed();
         // The event is lost. udevd deletes the record when it begins with the
         // removal, and the links when its rules have run (`udev-event.c`,
         // `event_execute_rules_on_remove`). If a new device has the number, udevd
@@ -94,14 +94,14 @@ pub(crate) fn settle_removal(
         if missed && (successor.exists() || !(record.exists() || removed_device.has_links())) {
             return Ok(());
         }
-        let turn = if missed {
+        let limit = if missed {
             deadline.at_most(backoff.pause())
         } else if removed.is_none() {
-            deadline.at_most(patience.remaining())
+            deadline.at_most(event_limit.remaining())
         } else {
             deadline
         };
-        if watch.next(turn).is_none() && deadline.has_passed() {
+        if watch.next(limit).is_none() && deadline.has_passed() {
             let what = format!("udev to handle the removal of {devpath}");
             let error = Error::timed_out(Stage::Settle, deadline, &what);
             let seen = last_seen(watch, devpath);

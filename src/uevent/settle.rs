@@ -94,14 +94,14 @@ pub(crate) fn settle(
         .map_or(0, |seen| seen.kernel);
     let mut barrier: Option<Barrier> = None;
     let mut by_event = needed != 0;
-    let mut patience = Backoff::new(BARRIER_RESEND_AFTER, 8 * BARRIER_RESEND_AFTER);
-    let mut ask_again = Deadline::after(patience.pause());
+    let mut pauses = Backoff::new(BARRIER_RESEND_AFTER, 8 * BARRIER_RESEND_AFTER);
+    let mut ask_again = Deadline::after(pauses.pause());
     loop {
         // Without a seen event, or after a missed one, send a barrier now.
         let mut unanswered = barrier.as_ref().is_some_and(Barrier::is_lost);
         if ask_again.has_passed() {
             unanswered = true;
-            ask_again = Deadline::after(patience.pause());
+            ask_again = Deadline::after(pauses.pause());
         }
         let missed = watch.take_missed();
         if missed {
@@ -121,11 +121,11 @@ pub(crate) fn settle(
                 _ => {}
             }
         }
-        let turn = barrier
+        let limit = barrier
             .as_ref()
             .map_or(deadline, |barrier| barrier.wait_limit(deadline));
-        let turn = turn.at_most(ask_again.remaining());
-        match watch.next(turn) {
+        let limit = limit.at_most(ask_again.remaining());
+        match watch.next(limit) {
             Some(Notice::Event(event)) if event.devpath == devpath => {
                 // udev's event for the removal of the previous device may come
                 // late.
@@ -175,7 +175,7 @@ struct Barrier {
     /// When to consider the event lost: the kernel drops the events of a disk while
     /// it still reads the disk's partitions.
     echo_due: Deadline,
-    patience: Backoff,
+    pauses: Backoff,
 }
 
 impl Barrier {
@@ -197,19 +197,19 @@ impl Barrier {
             _ => error,
         })?;
         point!(BarrierSent);
-        let (mut marks, mut patience) = earlier.map_or_else(
+        let (mut marks, mut pauses) = earlier.map_or_else(
             || {
-                let patience = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-                (Vec::new(), patience)
+                let pauses = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+                (Vec::new(), pauses)
             },
-            |earlier| (earlier.marks, earlier.patience),
+            |earlier| (earlier.marks, earlier.pauses),
         );
         marks.push(uuid);
         Ok(Self {
             marks,
             echoed: false,
-            echo_due: Deadline::after(patience.pause()),
-            patience,
+            echo_due: Deadline::after(pauses.pause()),
+            pauses,
         })
     }
 

@@ -47,14 +47,14 @@ impl Watch {
     /// [`Notice::Resync`] after a pause of 1 to 50 ms.
     pub fn next(&mut self, deadline: Deadline) -> Option<Notice> {
         let notice = self.subscription.next(deadline)?;
-        self.seen_events.take_in(&notice);
+        self.seen_events.record(&notice);
         Some(notice)
     }
 
     /// Records the notices that have come already, without waiting.
     pub(super) fn drain(&mut self) {
         while let Some(notice) = self.subscription.try_next() {
-            self.seen_events.take_in(&notice);
+            self.seen_events.record(&notice);
         }
     }
 
@@ -92,14 +92,14 @@ impl SeenEvents {
         self.paths.get(devpath)
     }
 
-    fn take_in(&mut self, notice: &Notice) {
+    fn record(&mut self, notice: &Notice) {
         match notice {
-            Notice::Event(event) => self.record(event),
+            Notice::Event(event) => self.record_event(event),
             Notice::Resync => self.missed = true,
         }
     }
 
-    fn record(&mut self, event: &Arc<Event>) {
+    fn record_event(&mut self, event: &Arc<Event>) {
         // A component's events name a handful of paths. A flood of invented
         // paths must not grow this without bound.
         const MOST_PATHS: usize = 4096;

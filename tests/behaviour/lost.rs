@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use lunbd::engine::{Flush, ReapRequest, StageObserver};
 use lunbd::error::Stage;
+use lunbd::kernel::OpenMode;
 use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Source};
 
 use super::machine::{
@@ -96,7 +97,10 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_attach_ends_in_a_live_one_or_
                 Ok(attachment) => {
                     let disk = disk_of(&engine, &source).expect("a live device");
                     assert_eq!(attachment.node.file_name(), disk.file_name(), "{when}");
-                    let opened = engine.roots().devices.open(&attachment.node, false);
+                    let opened = engine
+                        .roots()
+                        .devices
+                        .open(&attachment.node, OpenMode::Shared);
                     assert_eq!(opened.unwrap().1, Some(attachment.devno), "{when}");
                     detach(&engine, &source).unwrap();
                 }

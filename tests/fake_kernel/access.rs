@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lunbd::id::DevNo;
 use lunbd::kernel::devices::{Completion, Info, NumberedDevice};
-use lunbd::kernel::{DeviceAccess, Devices};
+use lunbd::kernel::{DeviceAccess, Devices, OpenMode};
 use lunbd::uevent::{HubOptions, Message, Mode};
 use lunbd::{Engine, Roots};
 use nix::errno::Errno;
@@ -106,13 +106,13 @@ impl DeviceAccess for FakeAccess {
         self.ask(&request).map(|_| true)
     }
 
-    fn open(&self, node: &Path, claim: bool) -> io::Result<(File, Option<DevNo>)> {
+    fn open(&self, node: &Path, mode: OpenMode) -> io::Result<(File, Option<DevNo>)> {
         let file = File::open(node)?;
         let Some((devno, life)) = read_node(&file) else {
             return Ok((file, None));
         };
         self.ask(&Request::Open { life })?;
-        if claim {
+        if mode == OpenMode::Exclusive {
             file.try_lock().map_err(|_| Errno::EBUSY)?;
         }
         Ok((file, Some(devno)))

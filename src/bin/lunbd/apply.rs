@@ -1,23 +1,20 @@
 //! `lunbd apply`
 
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
-use std::time::{Duration, SystemTime};
 
 use lunbd::id::VolumeId;
-use lunbd::reconcile::{Actual, Desired, Options, Plan, Reconciler, StepKind, plan};
+use lunbd::reconcile::{Actual, Options, Plan, Reconciler, StepKind, plan};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
-use crate::detach_limit::{self, DetachLimit};
+use crate::desired_file::FileReader;
 use crate::envelope::{self, Type};
-use crate::progress::BARS;
+use crate::follow::Follower;
+use crate::followed_file::FollowedFile;
 use crate::progress_display::ProgressDisplay;
-use crate::watch_file::FileWatch;
-use crate::{arguments, desired_file, exit, recover, table, threads};
+use crate::{arguments, detach_limit, exit, recover, table};
 
 #[derive(Serialize)]
 struct Steps<'a> {
@@ -38,33 +35,47 @@ struct Failed<'a> {
     error: &'a Error,
 }
 
-/// The exit code of `--dry-run --exit-code`.
+/// The exit code of `--dry-run --exit-code` for a plan that has a step.
 const SOMETHING_TO_DO: u8 = 2;
 
 /// Exits with the code of the first failed volume; with 1 if steps are left without a
 /// failure.
 pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result<ExitCode> {
-    // The watch starts before the first read, so that no change is missed.
-    let changes = what.watch.then(|| FileWatch::of(&what.file)).transpose()?;
-    let desired = desired_file::read(&what.file)?;
     let deadline = Deadline::after(what.timeout);
     if what.dry_run {
-        let journal = recover::read(&engine, what.journal.as_deref(), deadline)?;
-        let actual: Actual = engine.survey_read(&journal)?.into_iter().collect();
-        let steps = plan(&desired, &actual);
-        let shown = exit::print(|out| show_plan(out, &steps, json));
-        detach_limit::check(&steps, &desired, actual.iter().count(), what.allow_detach)?;
-        let acts = steps.steps.iter().any(|step| step.kind.acts());
-        return Ok(if what.exit_code && acts {
-            ExitCode::from(SOMETHING_TO_DO)
-        } else {
-            shown
-        });
+        return match dry_run(&engine, what, deadline, json) {
+            // With this option 2 says that the plan has a step.
+            Err(error) if what.exit_code && error.kind() == ErrorKind::InvalidInput => {
+                let _its_own_code = exit::failure(&error, json);
+                Ok(ExitCode::FAILURE)
+            }
+            ran => ran,
+        };
     }
+    let follow = || FollowedFile::within(&what.file, what.timeout, deadline);
+    let mut watched = what.watch.then(follow).transpose()?;
+    let mut desired = match &mut watched {
+        Some(file) => file.read_first(deadline)?,
+        None => FileReader::new(&what.file, false).read(deadline)?,
+    };
     let journal = recover::open_and_tell(&engine, what.journal.as_deref(), json, deadline)?;
     let actual = Actual::read(&engine, &journal)?;
-    let steps = plan(&desired, &actual);
-    detach_limit::check(&steps, &desired, actual.iter().count(), what.allow_detach)?;
+    let mut steps = plan(&desired, &actual);
+    let (nothing, known) = (Plan::default(), actual.iter().count());
+    let checked = detach_limit::check(&steps, &desired, &nothing, known, what.allow_detach);
+    let refused = match checked {
+        // A restarted agent must keep what is wanted, also beside many volumes whose detach
+        // it could not finish.
+        Err(error) if what.watch => {
+            desired = detach_limit::without_detaches(&steps, &desired, &journal.records())?;
+            steps = plan(&desired, &actual);
+            Some(error)
+        }
+        checked => {
+            checked?;
+            None
+        }
+    };
     let shown = exit::print(|out| show_plan(out, &steps, json));
     let options = Options::default()
         .threads(what.threads)
@@ -73,8 +84,9 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     let count = desired.len();
     reconciler.set(desired.clone());
     let display = ProgressDisplay::of(&reconciler, !what.watch, json)?;
-    if let Some(changes) = changes {
-        let watch_error = follow(&reconciler, what, changes, desired, json)?;
+    if let Some(file) = watched {
+        let follower = Follower::new(what, file, desired, json);
+        let watch_error = follower.start(&reconciler, refused.as_ref())?;
         reconciler.run()?;
         let printed = display.end(reconciler);
         // The run ends by itself only if the file can no longer be followed, or if an event
@@ -95,125 +107,24 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     })
 }
 
-/// The pause before the file is read again after it could not be read or compared with
-/// the attached volumes.
-const AGAIN_AFTER: Duration = Duration::from_secs(5);
-
-/// The last reported error. A repeated error is reported once.
-#[derive(Default)]
-struct LastError(Option<String>);
-
-impl LastError {
-    fn is_new(&mut self, error: &Error) -> bool {
-        let text = Some(format!("{error:#}"));
-        let is_new = self.0 != text;
-        self.0 = text;
-        is_new
-    }
-}
-
-/// The result of a change of the file.
-#[derive(Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-enum FileEvent<'a> {
-    #[serde(rename = "file_taken_in")]
-    TakenIn,
-    #[serde(rename = "file_refused")]
-    Refused { error: &'a Error },
-}
-
-#[derive(Serialize)]
-struct Timed<'a> {
-    time: String,
-    #[serde(flatten)]
-    event: FileEvent<'a>,
-}
-
-impl FileEvent<'_> {
-    /// Writes it among the events on standard output for `--json`, and on standard error
-    /// otherwise.
-    fn print(self, json: bool) {
-        // A failed write is ignored: the thread that prints the events notices that the
-        // reader is gone.
-        let _told = BARS.suspend(|| match self {
-            event if json => {
-                let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
-                let mut out = io::stdout().lock();
-                envelope::write(&mut out, Type::FileEvent, &Timed { time, event })
-                    .and_then(|()| out.flush())
-            }
-            Self::TakenIn => writeln!(io::stderr(), "lunbd: the file has changed"),
-            Self::Refused { error } => {
-                writeln!(
-                    io::stderr(),
-                    "lunbd: the changed file is refused: {error:#}"
-                )
-            }
-        });
-    }
-}
-
-/// Takes in the file whenever it changes. A file that is broken, or that would detach too
-/// many volumes, changes nothing. If the file can no longer be followed, it stops the
-/// reconciler and sends the error.
-fn follow(
-    reconciler: &Arc<Reconciler>,
+fn dry_run(
+    engine: &Engine,
     what: &arguments::Apply,
-    mut changes: FileWatch,
-    mut wanted: Desired,
+    deadline: Deadline,
     json: bool,
-) -> Result<Receiver<Error>> {
-    let reconciler = Arc::downgrade(reconciler);
-    let (file, limit) = (what.file.clone(), what.allow_detach);
-    let (ended, watch_error) = mpsc::channel();
-    threads::start("lunbd-follow", move || {
-        let (mut again_after, mut last_error) = (None, LastError::default());
-        loop {
-            let followed = changes.wait(again_after.take());
-            let Some(reconciler) = reconciler.upgrade() else {
-                return;
-            };
-            if let Err(error) = followed {
-                let _the_command_has_ended = ended.send(error);
-                reconciler.stop();
-                return;
-            }
-            match apply_change(&reconciler, &file, &wanted, limit) {
-                Ok(None) => last_error = LastError::default(),
-                Ok(Some(now)) => {
-                    (wanted, last_error) = (now, LastError::default());
-                    FileEvent::TakenIn.print(json);
-                }
-                Err(error) => {
-                    if last_error.is_new(&error) {
-                        FileEvent::Refused { error: &error }.print(json);
-                    }
-                    let is_the_files = [ErrorKind::InvalidInput, ErrorKind::NotFound];
-                    if !is_the_files.contains(&error.kind()) {
-                        again_after = Some(AGAIN_AFTER);
-                    }
-                }
-            }
-        }
-    })?;
-    Ok(watch_error)
-}
-
-/// Sets the volumes of the file, unless they are wanted already.
-fn apply_change(
-    reconciler: &Reconciler,
-    file: &Path,
-    wanted: &Desired,
-    limit: Option<DetachLimit>,
-) -> Result<Option<Desired>> {
-    let now = desired_file::read(file)?;
-    if now == *wanted && now.is_spelt_as(wanted) {
-        return Ok(None);
-    }
-    let known = reconciler.journal().records().len();
-    detach_limit::check(&reconciler.preview(&now)?, &now, known, limit)?;
-    reconciler.set(now.clone());
-    Ok(Some(now))
+) -> Result<ExitCode> {
+    let desired = FileReader::new(&what.file, false).read(deadline)?;
+    let journal = recover::read(engine, what.journal.as_deref(), deadline)?;
+    let actual: Actual = engine.survey_read(&journal)?.into_iter().collect();
+    let steps = plan(&desired, &actual);
+    let shown = exit::print(|out| show_plan(out, &steps, json));
+    let (nothing, known) = (Plan::default(), actual.iter().count());
+    detach_limit::check(&steps, &desired, &nothing, known, what.allow_detach)?;
+    Ok(if what.exit_code && !steps.is_empty() {
+        ExitCode::from(SOMETHING_TO_DO)
+    } else {
+        shown
+    })
 }
 
 fn show_plan(mut out: &mut dyn Write, plan: &Plan, json: bool) -> io::Result<()> {
@@ -314,14 +225,6 @@ fn in_colour(line: &str, kind: Option<StepKind>, colours: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_error_that_stays_is_told_once() {
-        let error = |text| Error::new(ErrorKind::Io, text);
-        let mut told = LastError::default();
-        let is_new = ["full", "full", "gone", "full"].map(|text| told.is_new(&error(text)));
-        assert_eq!(is_new, [true, false, true, true]);
-    }
 
     #[test]
     fn a_detach_is_red_where_colours_are_wanted() {

@@ -193,7 +193,8 @@ pub(crate) struct Apply {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Exit with 2 if the plan has something to do, and with 0 if it does not.
+    /// Exit with 0 if the plan is empty, with 2 if it has a step (also one that waits or is
+    /// refused), and with 1 if the file is refused.
     #[arg(long, requires = "dry_run")]
     pub(crate) exit_code: bool,
 
@@ -204,6 +205,7 @@ pub(crate) struct Apply {
 
     /// How many volumes the file, or one change of it with --watch, may detach at once: a
     /// number or all. The default is half of them if there are at least four, and else all.
+    /// Volumes that the last version of the file already detaches do not count.
     #[arg(long, value_name = "COUNT")]
     pub(crate) allow_detach: Option<DetachLimit>,
 
@@ -215,14 +217,15 @@ pub(crate) struct Apply {
     #[arg(long, value_name = "COUNT", default_value = "8")]
     pub(crate) threads: NonZeroUsize,
 
-    /// How long the command may take, or with --watch each step of a volume: 500ms, 60s, 2m.
+    /// How long the command may take, or with --watch each step of a volume and each read of
+    /// the file: 500ms, 60s, 2m.
     #[arg(long, default_value = "2m", value_parser = limit)]
     pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// Show only this volume.
+    /// Show only this volume, and the files of the journal that were set aside from it.
     #[arg(long, value_name = "ID")]
     pub(crate) volume: Option<VolumeId>,
 

@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use lunbd::engine::journal::Record;
+use lunbd::id::VolumeId;
 use lunbd::reconcile::{Desired, Plan, Step, StepKind};
 use lunbd::{Error, ErrorKind, Result};
 
@@ -30,26 +32,62 @@ impl FromStr for DetachLimit {
     }
 }
 
-/// Refuses a plan that detaches more of the `known` volumes than `limit` allows. Volumes
-/// whose detach was begun before do not count.
+/// Refuses a plan that detaches more of the `known` volumes than `limit` allows. It does not
+/// count a volume whose detach was begun, or that the plan `before` this change also detaches.
 ///
 /// # Errors
 /// `InvalidInput`, naming the volumes.
 pub(crate) fn check(
     plan: &Plan,
     desired: &Desired,
+    before: &Plan,
     known: usize,
     limit: Option<DetachLimit>,
 ) -> Result<()> {
-    let is_going =
-        |step: &&Step| step.kind == StepKind::Finish && desired.get(&step.volume).is_none();
+    let is_going = |step: &&Step| match step.kind {
+        StepKind::Finish => desired.get(&step.volume).is_none(),
+        StepKind::Detach => {
+            let before = before.step(&step.volume);
+            before.is_some_and(|before| before.kind == StepKind::Detach)
+        }
+        _ => false,
+    };
     let going = plan.steps.iter().filter(is_going).count();
     let known = known.saturating_sub(going);
-    let detached = plan
-        .steps
-        .iter()
-        .filter(|step| step.kind == StepKind::Detach);
+    let steps = plan.steps.iter().filter(|step| !is_going(step));
+    let detached = steps.filter(|step| step.kind == StepKind::Detach);
     check_names(detached.map(|step| step.volume.as_str()), known, limit)
+}
+
+/// What is wanted if nothing may be detached: each volume that `plan` detaches stays as its
+/// record says, and a wanted volume that excludes one of these is left out.
+///
+/// # Errors
+/// `InUse` if two records exclude each other.
+pub(crate) fn without_detaches(
+    plan: &Plan,
+    desired: &Desired,
+    records: &[Record],
+) -> Result<Desired> {
+    let mut kept = Desired::default();
+    let is_detached = |volume: &VolumeId| {
+        let step = plan.step(volume);
+        step.is_some_and(|step| step.kind == StepKind::Detach)
+    };
+    for record in records.iter().filter(|record| is_detached(&record.volume)) {
+        kept.insert(record.volume.clone(), &record.spec.request()?)?;
+        kept.set_min_size(&record.volume, desired.min_size(&record.volume))?;
+    }
+    for (volume, spec) in desired.iter().filter(|(volume, _)| !is_detached(volume)) {
+        match kept.insert(volume.clone(), &spec.request()?) {
+            Err(error) if error.kind() == ErrorKind::InUse => {}
+            inserted => {
+                inserted?;
+                kept.set_min_size(volume, desired.min_size(volume))?;
+            }
+        }
+    }
+    Ok(kept)
 }
 
 fn check_names<'a>(

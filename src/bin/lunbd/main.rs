@@ -12,6 +12,8 @@ mod discover;
 mod doctor;
 mod envelope;
 mod exit;
+mod follow;
+mod followed_file;
 mod generate;
 mod heal;
 mod in_seconds;

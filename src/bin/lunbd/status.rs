@@ -82,11 +82,12 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
         engine.inventory()?.units.into_iter().map(Some).collect();
     let deadline = Deadline::after(LIMIT);
     let mut surveyed = engine.survey_read(&journal)?;
-    let mut failing = journal.failing;
+    let (mut failing, mut problems) = (journal.failing, journal.problems);
     if let Some(volume) = &what.volume {
         surveyed.retain(|found| found.volume == *volume);
         failing.retain(|failing| failing.volume == *volume);
-        if surveyed.is_empty() && failing.is_empty() {
+        problems.retain(|problem| problem.may_be_of(volume));
+        if surveyed.is_empty() && failing.is_empty() && problems.is_empty() {
             let message = format!("{} has no volume {volume}", place.display());
             return Err(Error::new(ErrorKind::NotFound, message));
         }
@@ -105,7 +106,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Status, json: bool) -> Resu
         volumes: volumes.collect(),
         journal: place,
         failing: failing.into_iter().map(Waiting::of).collect(),
-        problems: journal.problems,
+        problems,
     };
     let printed = exit::print(|mut out| {
         if json {

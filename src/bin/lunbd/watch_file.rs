@@ -1,4 +1,4 @@
-//! Waits for a file to change.
+//! Waits for the events of a change of a file.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
@@ -9,10 +9,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lunbd::{Error, ErrorKind, Result};
+use lunbd::{Deadline, Error, ErrorKind, Result};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+
+use crate::threads::Call;
 
 /// A change counts once no other has followed it for this long: a file that is copied in
 /// parts, or a directory that is replaced, causes several changes.
@@ -35,6 +37,10 @@ pub(crate) struct FileWatch {
     /// The watch on the file itself: a writer may use another directory, in another mount
     /// of the file system.
     file: Option<WatchDescriptor>,
+    /// When the first change came that no wait has reported.
+    changed: Option<Instant>,
+    /// Whether a process wrote to the file last, and has not closed it.
+    is_open: bool,
 }
 
 /// What an event means for the file.
@@ -54,12 +60,28 @@ struct Directory {
 }
 
 impl FileWatch {
-    /// Starts a watch, which reports every change from now on.
+    /// As [`of`](Self::of), within a deadline.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of); `TimedOut`.
+    pub(crate) fn within(path: &Path, deadline: Deadline) -> Result<Self> {
+        let started = Call::start("lunbd-follow", {
+            let path = path.to_owned();
+            move || Self::of(&path)
+        });
+        started?.wait(deadline).unwrap_or_else(|| {
+            let message = format!("starting to follow {}: no answer", path.display());
+            Err(Error::new(ErrorKind::TimedOut, message))
+        })
+    }
+
+    /// Starts a watch, which reports every change from now on. **Blocks** as long as the file
+    /// system does.
     ///
     /// # Errors
     /// `InvalidInput` if the path names no file; `NotPermitted` if its directory
     /// cannot be read; `Io` if this user may watch no more directories.
-    pub(crate) fn of(path: &Path) -> Result<Self> {
+    fn of(path: &Path) -> Result<Self> {
         if path.file_name().is_none() {
             let message = format!("{} is no file", path.display());
             return Err(Error::new(ErrorKind::InvalidInput, message));
@@ -72,49 +94,83 @@ impl FileWatch {
             path,
             watched: BTreeMap::new(),
             file: None,
+            changed: None,
+            is_open: false,
         };
         watch.follow_places()?;
         Ok(watch)
     }
 
-    /// Waits until the file may have changed and its writer has closed it, or until
-    /// `again_after` has passed.
+    /// Waits until events say that the file has changed and its writer has closed it. Returns
+    /// false if that has not happened within `limit`.
     ///
     /// # Errors
     /// `Io` if the file can no longer be watched.
-    pub(crate) fn wait(&mut self, again_after: Option<Duration>) -> Result<()> {
-        let mut changed: Option<Instant> = None;
-        let mut is_open = false;
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<bool> {
+        let begun = Instant::now();
         loop {
-            let limit = match changed {
-                _ if is_open => None,
-                Some(since) if since.elapsed() >= LONGEST_REST => return Ok(()),
-                Some(_) => Some(REST),
-                None => again_after,
+            let rests_since = self.changed.filter(|_| !self.is_open);
+            let rest = match rests_since {
+                Some(since) if since.elapsed() >= LONGEST_REST => break,
+                Some(_) => REST,
+                None => limit.saturating_sub(begun.elapsed()),
             };
-            if !self.poll(limit)? {
-                return Ok(());
-            }
-            for effect in self.read_effects()? {
-                is_open = match effect {
-                    Effect::None => continue,
-                    Effect::Changed => false,
-                    Effect::Written => true,
-                };
-                changed.get_or_insert_with(Instant::now);
-            }
-            if changed.is_some() {
-                self.follow_places()?;
+            if self.poll(rest)? {
+                self.take_events()?;
+            } else if rests_since.is_some() {
+                break;
+            } else {
+                return Ok(false);
             }
         }
+        (self.changed, self.is_open) = (None, false);
+        Ok(true)
+    }
+
+    /// Whether events say that the file has changed again, completely or not. The next wait
+    /// reports it too.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub(crate) fn has_changed(&mut self) -> Result<bool> {
+        if self.poll(Duration::ZERO)? {
+            self.take_events()?;
+        }
+        Ok(self.changed.is_some())
+    }
+
+    /// Whether a process has written to the file and not closed it yet.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Watches the file after a change that no event has announced.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub(crate) fn follow_anew(&mut self) -> Result<()> {
+        (self.changed, self.is_open) = (None, false);
+        self.follow_places()
+    }
+
+    fn take_events(&mut self) -> Result<()> {
+        for effect in self.read_effects()? {
+            self.is_open = match effect {
+                Effect::None => continue,
+                Effect::Changed => false,
+                Effect::Written => true,
+            };
+            self.changed.get_or_insert_with(Instant::now);
+        }
+        if self.changed.is_some() {
+            self.follow_places()?;
+        }
+        Ok(())
     }
 
     /// Whether an event arrives within the limit.
-    fn poll(&self, limit: Option<Duration>) -> Result<bool> {
-        let timeout = match limit {
-            None => PollTimeout::NONE,
-            Some(limit) => PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX),
-        };
+    fn poll(&self, limit: Duration) -> Result<bool> {
+        let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
         let mut files = [PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN)];
         match poll(&mut files, timeout) {
             Ok(count) => Ok(count > 0),

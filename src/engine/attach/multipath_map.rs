@@ -8,7 +8,7 @@ use crate::engine::attach::multipathd::Answers;
 use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::attach::{AttachRequest, Multipath};
 use crate::engine::timing::StageTimer;
-use crate::engine::usage::{Act, Extent};
+use crate::engine::usage::{Extent, Removal};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{Daemon, Map};
@@ -192,7 +192,7 @@ impl Engine {
         let looked = self.users_of_each(&disks, Extent::All, deadline);
         let looked = looked.map_err(|error| error.at(Stage::Map))?;
         for (disk, users) in disks.iter().zip(&looked) {
-            if let Err(in_use) = users.refuse_busy(self.roots(), disk, Act::TakeFlushed) {
+            if let Err(in_use) = users.refuse_busy(self.roots(), disk, Removal::FlushedDisk) {
                 return Ok(Some(format!(
                     "{in_use}: multipathd was not told to make a map over it; end that use and \
                      attach again"
@@ -271,11 +271,11 @@ impl Engine {
             if ours.contains(&device) {
                 continue;
             }
-            let known = match self.look_at(&device, deadline) {
+            let known = match self.read_path(&device, deadline) {
                 Err(_) if !device.is_there() => continue,
                 known => known.map_err(|error| error.at(Stage::Map))?,
             };
-            let there = known.identity_now.who_answers();
+            let there = known.identity_now.answering_unit();
             let why = if identity.compare(there).is_different() {
                 format!("which is {there} now: make multipathd drop that path")
             } else if proves_nothing && !self.is_path_of(&device, there, identity, &ours) {

@@ -3,7 +3,7 @@
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::timing::StageTimer;
-use crate::engine::usage::{Act, Extent, Usage, Users};
+use crate::engine::usage::{Extent, Removal, Usage, Users};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Daemon, Map};
 use crate::scsi::ScsiDevice;
@@ -63,7 +63,7 @@ fn remove(
                     Some(disk) => engine.users_of(disk, Extent::All, deadline)?,
                     None => Users::default(),
                 };
-                let usage = users.judge(engine.roots(), Act::TakeFlushed);
+                let usage = users.judge(engine.roots(), Removal::FlushedDisk);
                 // The user may have released the device since. The call gives up where it
                 // sees no user twice.
                 let lets_go = match usage {
@@ -93,7 +93,7 @@ fn remove(
     }
     match above {
         Some(map) => engine
-            .remove_bare_map(&map, daemon.as_ref(), deadline)
+            .remove_pathless_map(&map, daemon.as_ref(), deadline)
             .map_err(|error| {
                 let message = format!("its map {} remains without paths", map.name());
                 Error::new(error.kind(), message).caused_by(error)

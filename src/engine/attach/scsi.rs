@@ -14,11 +14,11 @@ use crate::engine::iscsi::login::RouteAttempt;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::place::PathPlace;
-use crate::engine::usage::failed_flush;
+use crate::engine::usage::failed_flush::{self, LossMarks};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, Source};
 use crate::kernel::blockdev::{self};
-use crate::scsi::{self};
+use crate::scsi::{self, ScannedBy};
 use crate::transport::{self, Route};
 use crate::uevent::Settled;
 
@@ -239,7 +239,7 @@ impl Engine {
         if changed {
             // A new user of the unit starts from the data on it, so earlier failed
             // flushes no longer count.
-            failed_flush::purge_stale(roots, &identity.names, true);
+            failed_flush::purge_stale(roots, &identity.names, LossMarks::Remove);
         }
         let (how, links) = settled;
         let attachment = Attachment {
@@ -293,7 +293,7 @@ impl Engine {
             timer.enter(Stage::Identify);
             let disk = scsi::wait_for_disk(
                 &other,
-                false,
+                ScannedBy::Other,
                 self.roots(),
                 &self.scheduler,
                 &mut watch,

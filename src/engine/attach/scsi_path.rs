@@ -15,7 +15,7 @@ use crate::id::{DiskSeq, Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{pool, udev_record};
 use crate::multipath::Daemon;
-use crate::scsi::{self, AccessState, Identity, ScsiDevice};
+use crate::scsi::{self, AccessState, Identity, ScannedBy, ScsiDevice};
 use crate::transport::RouteKind;
 use crate::uevent::Watch;
 
@@ -87,7 +87,7 @@ impl Engine {
             let probed = self.probe_path(&via, hctl, request, timer, deadline);
             probed.map_err(|error| PathFailure { via, error })
         };
-        let fork = timer.factory();
+        let timers = timer.factory();
         if let [_] = *ways {
             return ways
                 .into_iter()
@@ -98,7 +98,7 @@ impl Engine {
         let limit = deadline.half();
         let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
         let done = pool::each(Stage::Probe, ways, |way| {
-            let mut own = fork.timer();
+            let mut own = timers.timer();
             let probed = probe_path(way, &mut own, limit);
             (probed, own.part())
         });
@@ -128,7 +128,7 @@ impl Engine {
         if let Some(device) = there
             && !device.is_being_deleted()?
         {
-            match self.identify(&device, false, &mut watch, timer, deadline) {
+            match self.identify(&device, ScannedBy::Other, &mut watch, timer, deadline) {
                 Ok(found) => {
                     span.record("disk", found.disk.name());
                     if let Some(was) = self.earlier_identity(&device, &found)? {
@@ -147,7 +147,7 @@ impl Engine {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     tracing::info!(%hctl, %error, "deleting the stale device");
                     timer.enter(Stage::Delete);
-                    self.delete_bare(&device, &mut watch, deadline)?;
+                    self.delete_diskless(&device, &mut watch, deadline)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -165,9 +165,9 @@ impl Engine {
             Ok(lock)
         };
         let device = scsi::scan(roots, &self.scheduler, hctl, held, deadline)
-            .map_err(|error| self.why_nothing_came(error, via, hctl, request))?;
+            .map_err(|error| self.explain_empty_scan(error, via, hctl, request))?;
         let found = self
-            .identify(&device, true, &mut watch, timer, deadline)
+            .identify(&device, ScannedBy::Caller, &mut watch, timer, deadline)
             .inspect(|found| {
                 span.record("disk", found.disk.name());
             })
@@ -192,7 +192,7 @@ impl Engine {
     /// where the session is not logged in or the port is not online
     /// (`iscsi_user_scan_session`, `fc_user_scan_tgt`). So an empty scan describes the LUN
     /// only where the path is still up after it.
-    fn why_nothing_came(
+    fn explain_empty_scan(
         &self,
         error: Error,
         via: &RouteKind,
@@ -221,14 +221,14 @@ impl Engine {
     fn identify(
         &self,
         device: &ScsiDevice,
-        fresh: bool,
+        scanned_by: ScannedBy,
         watch: &mut Watch,
         timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<FoundDisk> {
         let (roots, scheduler) = (self.roots(), &self.scheduler);
         timer.enter(Stage::Probe);
-        let disk = scsi::wait_for_disk(device, fresh, roots, scheduler, watch, deadline)?;
+        let disk = scsi::wait_for_disk(device, scanned_by, roots, scheduler, watch, deadline)?;
         let diskseq = disk.diskseq()?;
         timer.enter(Stage::Identify);
         let identity = scsi::read_identity(roots, scheduler, device, &disk, deadline)

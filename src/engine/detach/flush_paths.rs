@@ -36,17 +36,16 @@ impl DetachRun<'_> {
             return Ok(replaced);
         }
         if !one.in_map {
-            let abandon = self.request.abandon;
-            let flushed = self.engine.write_back(claim, disk, abandon, deadline);
+            let policy = self.request.flush_policy;
+            let flushed = self.engine.write_back(claim, disk, policy, deadline);
             return flushed.map_err(|error| match error.last_seen() {
                 Some(_) => error,
                 None => error.with_last_seen(one.path.device.describe()),
             });
         }
         let limit = deadline.at_most(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
-        let abandon = self.request.abandon;
-        self.engine
-            .write_back_below_map(claim, disk, abandon, limit)
+        let policy = self.request.flush_policy;
+        self.engine.write_back_below_map(claim, disk, policy, limit)
     }
 
     /// Where a path's ALUA access state refused the flush of the unit's cache, flushes

@@ -52,8 +52,8 @@ impl DetachRun<'_> {
                 Err(error) if error.kind() == ErrorKind::NotSupported => continue,
                 Err(error) => return Err(error.at(Stage::Identify)),
             };
-            let path = self.engine.look_at(&device, deadline)?;
-            let there = path.identity_now.who_answers();
+            let path = self.engine.read_path(&device, deadline)?;
+            let there = path.identity_now.answering_unit();
             match self.unit.compare(there) {
                 Comparison::Same(Strength::Strong) => continue,
                 Comparison::Unknown if !self.unit.differs_beside_its_names(there) => continue,
@@ -268,7 +268,7 @@ mod tests {
         one.identity_now = PathIdentity::Live(unit(ANOTHERS));
         let map = map_over(roots, OURS, std::slice::from_ref(&one));
         run.named_devices = vec![one.device.clone()];
-        run.looked_at = vec![one];
+        run.first_paths = vec![one];
         run.receipt.map = None;
         let soon = Deadline::after(std::time::Duration::from_secs(30));
         let mut timer = StageTimer::new(Call::Detach, None);

@@ -100,7 +100,7 @@ impl Engine {
             claim,
             flush,
             not_looked_at,
-        } = self.claim_and_flush(disk, request.abandon, &mut watch, timer, deadline)?;
+        } = self.claim_and_flush(disk, request.flush_policy, &mut watch, timer, deadline)?;
         // Under the claim no other process can start to use the device, but a client may
         // have connected the index anew before.
         let now = device.backend()?;
@@ -114,7 +114,7 @@ impl Engine {
         if let Claim::Held(file) = &claim {
             udev_lock::keep_udev_away(file, deadline);
         }
-        self.end_link(index, flush == Flush::Done, deadline)?;
+        self.end_link(index, &flush, deadline)?;
         // The kernel releases the configuration at the last close.
         drop(claim);
 
@@ -142,12 +142,15 @@ impl Engine {
         })
     }
 
-    fn end_link(&self, index: NbdIndex, is_flushed: bool, deadline: Deadline) -> Result<()> {
+    fn end_link(&self, index: NbdIndex, flush: &Flush, deadline: Deadline) -> Result<()> {
         // The link is removed first, so that its end is not reported as a death.
         let link = self.links.lock().remove(&index);
         // The kernel first sends a disconnect request on each connection, which blocks
         // where the peer is dead or hangs and the buffer is full.
-        if let Some(link) = link.as_ref().filter(|link| !is_flushed || link.is_dead()) {
+        if let Some(link) = link
+            .as_ref()
+            .filter(|link| *flush != Flush::Done || link.is_dead())
+        {
             link.shut_down();
         }
         nbd::disconnect(self.roots(), index, deadline).inspect_err(|_| {
@@ -230,7 +233,7 @@ mod tests {
         let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
         let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default(), None);
         engine.links.lock().insert(index, link);
-        engine.end_link(index, true, soon()).unwrap_err();
+        engine.end_link(index, &Flush::Done, soon()).unwrap_err();
         assert!(engine.links.lock().contains_key(&index));
     }
 }

@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::first_names;
 use crate::engine::timing::StageTimer;
-use crate::engine::usage::claim::Claim;
+use crate::engine::usage::claim::{Claim, FlushPolicy};
 use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
@@ -25,10 +25,10 @@ impl Engine {
     ) -> Result<Flush> {
         let Some(disk) = device.disk()? else {
             timer.enter(Stage::Delete);
-            self.delete_bare(device, watch, deadline)?;
+            self.delete_diskless(device, watch, deadline)?;
             return Ok(Flush::NoDisk);
         };
-        let claimed = self.claim_and_flush(&disk, false, watch, timer, deadline)?;
+        let claimed = self.claim_and_flush(&disk, FlushPolicy::Require, watch, timer, deadline)?;
         timer.enter(Stage::Delete);
         self.delete(device, &disk, claimed.claim, watch, deadline)?;
         Ok(claimed.flush)
@@ -48,7 +48,7 @@ impl Engine {
         let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
         let Some(disk) = device.disk()? else {
             timer.enter(Stage::Delete);
-            self.delete_bare(device, watch, deadline)?;
+            self.delete_diskless(device, watch, deadline)?;
             return Ok(flush);
         };
         timer.enter(Stage::Claim);
@@ -63,7 +63,7 @@ impl Engine {
     /// # Errors
     /// `Vanished` where its disk has appeared since, which is not claimed: nothing is
     /// done. `InUse`, which names the users. Else those of a delete.
-    pub(in crate::engine) fn delete_bare(
+    pub(in crate::engine) fn delete_diskless(
         &self,
         device: &ScsiDevice,
         watch: &mut Watch,
@@ -73,7 +73,7 @@ impl Engine {
             let message = format!("{} is now the disk of {}", disk.name(), device.hctl());
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
         }
-        self.refuse_users_of_bare(device, deadline)?;
+        self.refuse_users_of_diskless(device, deadline)?;
         first_names::forget(self.roots(), device.hctl());
         scsi::delete(device, &self.scheduler, watch, deadline)
     }

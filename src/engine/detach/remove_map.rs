@@ -7,9 +7,9 @@ use crate::engine::Engine;
 use crate::engine::detach::DetachRequest;
 use crate::engine::detach::receipt::{Flush, MapReceipt};
 use crate::engine::timing::StageTimer;
-use crate::engine::usage::claim::{self, Claim};
+use crate::engine::usage::claim::{self, Claim, FlushPolicy};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
-use crate::engine::usage::{self, Act, Extent, NotLookedAt, Usage};
+use crate::engine::usage::{self, Extent, NotLookedAt, Removal, Usage};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
@@ -42,10 +42,12 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let (daemon, request, replaced) = run;
-        let how = (request.abandon, replaced.is_some());
-        self.remove_partition_maps(map, how, watch, receipt, timer, deadline)?;
+        let policy = request.flush_policy;
+        let abandon = policy == FlushPolicy::Abandon;
+        let of_parts = replaced.is_none().then_some(policy);
+        self.remove_partition_maps(map, of_parts, watch, receipt, timer, deadline)?;
         timer.enter(Stage::Claim);
-        let claim = self.claim(map.disk(), request.abandon, watch, deadline)?;
+        let claim = self.claim(map.disk(), policy, watch, deadline)?;
         let flushed = if let Some(replaced) = replaced {
             Ok(replaced)
         } else {
@@ -53,7 +55,7 @@ impl Engine {
             self.write_map_back(map, &claim, daemon, receipt, deadline)
         };
         let flushed = match flushed {
-            Err(error) if request.abandon => Flush::Abandoned(error.to_string()),
+            Err(error) if abandon => Flush::Abandoned(error.to_string()),
             flushed => flushed?,
         };
         receipt.flush.get_or_insert(flushed);
@@ -62,10 +64,10 @@ impl Engine {
         drop(claim);
         timer.enter(Stage::RemoveMap);
         let removed = self.delete_map(map, daemon, watch, deadline);
-        if request.abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
-            let told = self.unblock_probers(map, daemon, deadline);
+        if abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
+            let told_to_fail = self.unblock_probers(map, daemon, deadline);
             // The removal's error says more than that of the unblocking.
-            receipt.told_to_fail |= told.unwrap_or_else(|error| {
+            receipt.told_to_fail |= told_to_fail.unwrap_or_else(|error| {
                 tracing::debug!(%error, "cannot unblock the processes that probe the map");
                 false
             });
@@ -76,12 +78,13 @@ impl Engine {
     }
 
     /// Removes the maps of the map's partitions, after each of them is claimed and
-    /// flushed. Their pages are their own, and the flush of the map does not write them. So
-    /// `receipt` gets the outcome of a flush that was not done.
+    /// flushed; without a `policy` nothing is written to them. Their pages are their own, and
+    /// the flush of the map does not write them. So `receipt` gets the outcome of a flush that
+    /// was not done.
     fn remove_partition_maps(
         &self,
         map: &Map,
-        (abandon, replaced): (bool, bool),
+        policy: Option<FlushPolicy>,
         watch: &mut Watch,
         receipt: &mut MapReceipt,
         timer: &mut StageTimer,
@@ -94,10 +97,11 @@ impl Engine {
         let mut claimed = Vec::new();
         for part in parts {
             timer.enter(Stage::Claim);
-            let claim = self.claim(part.disk(), abandon && !replaced, watch, deadline)?;
-            if !replaced {
+            let of_claim = policy.unwrap_or(FlushPolicy::Require);
+            let claim = self.claim(part.disk(), of_claim, watch, deadline)?;
+            if let Some(policy) = policy {
                 timer.enter(Stage::Flush);
-                let flush = self.write_back(&claim, part.disk(), abandon, deadline)?;
+                let flush = self.write_back(&claim, part.disk(), policy, deadline)?;
                 if flush != Flush::Done {
                     receipt.flush.get_or_insert(flush);
                 }
@@ -122,7 +126,7 @@ impl Engine {
         &self,
         map: &Map,
         below: &[BlockDevice],
-        abandon: bool,
+        policy: FlushPolicy,
         deadline: Deadline,
     ) -> Result<Vec<NotLookedAt>> {
         let parts = map.partition_maps()?;
@@ -132,14 +136,14 @@ impl Engine {
         let own: Vec<&str> = maps().map(BlockDevice::name).collect();
         let mut not_looked_at = Vec::new();
         for (place, (disk, mut users)) in disks.iter().zip(all).enumerate() {
-            users.leave_out(&own);
-            let act = if place < own.len() {
-                let beside_own_flush = abandon;
-                Act::RemoveMap { beside_own_flush }
+            users.remove_stacked(&own);
+            let removal = if place < own.len() {
+                let beside_own_flush = policy == FlushPolicy::Abandon;
+                Removal::Map { beside_own_flush }
             } else {
-                Act::TakeFlushed
+                Removal::FlushedDisk
             };
-            users.refuse_busy(self.roots(), disk, act)?;
+            users.refuse_busy(self.roots(), disk, removal)?;
             not_looked_at = users.not_looked_at;
         }
         Ok(not_looked_at)
@@ -158,7 +162,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Flush> {
         let Claim::Held(file) = claim else {
-            return self.write_back(claim, map.disk(), false, deadline);
+            return self.write_back(claim, map.disk(), FlushPolicy::Require, deadline);
         };
         let lost = FailedFlush::of(self.roots(), map.disk())?;
         if let Some(earlier) = lost.read()? {
@@ -167,13 +171,10 @@ impl Engine {
         let (file, disk, roots) = (file.clone(), map.disk().clone(), self.roots().clone());
         let flush = move || claim::flush(&roots, file, &disk, &lost);
         let flush = worker::start(Stage::Flush, flush)?;
-        let patience = deadline.half();
+        let path_limit = deadline.half();
         loop {
             if let Some(flushed) = flush.wait(deadline.at_most(MAP_CHECK_INTERVAL)) {
-                return flushed.map_err(|error| {
-                    let told = receipt.told_to_fail;
-                    explain_flush(error, map, told)
-                });
+                return flushed.map_err(|error| explain_flush(error, map, receipt));
             }
             if deadline.has_passed() {
                 let what = format!("the map {} to write back", map.name());
@@ -182,12 +183,12 @@ impl Engine {
             }
             let status = map.status(self.roots(), deadline)?;
             let stuck = status.queues && status.active() == 0;
-            if stuck && patience.has_passed() && !receipt.told_to_fail {
+            if stuck && path_limit.has_passed() && !receipt.told_to_fail {
                 let users = self.users_of(map.disk(), Extent::BesideClaim, deadline)?;
-                let act = Act::RemoveMap {
+                let removal = Removal::Map {
                     beside_own_flush: true,
                 };
-                users.refuse_busy(self.roots(), map.disk(), act)?;
+                users.refuse_busy(self.roots(), map.disk(), removal)?;
                 // Where users may be hidden, the kernel's open count shows whether this
                 // claim is the only one.
                 let is_ours = users.not_looked_at.is_empty()
@@ -221,13 +222,13 @@ impl Engine {
             tracing::debug!(%error, "multipathd does not disable queueing");
         }
         match multipath::fail_if_no_path(self.roots(), map, deadline) {
-            // The map is suspended, or another process made it queue again: the next turn
+            // The map is suspended, or another process made it queue again: the caller
             // retries.
             Err(error) if error.kind() == ErrorKind::NotReady => {
-                tracing::debug!(%error, "not told yet");
+                tracing::debug!(%error, "the map is not set to fail I/O yet");
                 Ok(false)
             }
-            told => told.map(|()| true),
+            done => done.map(|()| true),
         }
     }
 
@@ -258,7 +259,7 @@ impl Engine {
     ///
     /// # Errors
     /// `InUse`, which names the users; `TimedOut`.
-    pub(in crate::engine) fn remove_bare_map(
+    pub(in crate::engine) fn remove_pathless_map(
         &self,
         map: &Map,
         daemon: Option<&Daemon>,
@@ -289,10 +290,13 @@ impl Engine {
 
     fn has_only_transient_users(&self, map: &Map, deadline: Deadline) -> Result<bool> {
         let users = self.users_of(map.disk(), Extent::All, deadline)?;
-        let act = Act::RemoveMap {
+        let removal = Removal::Map {
             beside_own_flush: false,
         };
-        Ok(!matches!(users.judge(self.roots(), act), Usage::Busy(_)))
+        Ok(!matches!(
+            users.judge(self.roots(), removal),
+            Usage::Busy(_)
+        ))
     }
 
     /// Removes the map and returns when sysfs no longer shows it and udev has handled the
@@ -334,14 +338,14 @@ impl Engine {
     }
 }
 
-fn explain_flush(error: Error, map: &Map, told_to_fail: bool) -> Error {
-    let told = if told_to_fail {
+fn explain_flush(error: Error, map: &Map, receipt: &MapReceipt) -> Error {
+    let after = if receipt.told_to_fail {
         " after it was told to fail, since it queued with no path left"
     } else {
         ""
     };
     let message = format!(
-        "the map {} could not be written back{told}; nothing below it was deleted",
+        "the map {} could not be written back{after}; nothing below it was deleted",
         map.name()
     );
     Error::new(error.kind(), message)
@@ -372,7 +376,7 @@ mod tests {
         fs::write(roots.proc.join("self/mountinfo"), mount).unwrap();
         let map = Map::all(roots).unwrap().remove(0);
         let soon = Deadline::after(Duration::from_secs(30));
-        let refused = engine.refuse_users_of_map(&map, &[], false, soon);
+        let refused = engine.refuse_users_of_map(&map, &[], FlushPolicy::Require, soon);
         // A claim would fail with another error, since the map has no node here.
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::InUse);
     }

@@ -1,4 +1,4 @@
-//! One turn of a SCSI detach: removes everything that is there of the unit now.
+//! One pass of a SCSI detach: removes everything that is there of the unit now.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::engine::first_names;
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::{KnownPath, PathIdentity};
-use crate::engine::usage::claim::Claim;
+use crate::engine::usage::claim::{Claim, FlushPolicy};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
-use crate::engine::usage::{Act, Extent, Looked, NotLookedAt, Usage};
+use crate::engine::usage::{Extent, NotLookedAt, Removal, Usage, UsageSnapshot};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::pool;
@@ -23,7 +23,7 @@ use crate::scsi::ScsiDevice;
 
 /// How long to wait for devices that other processes are removing and whose unit is
 /// unknown. A host that hangs must not hold up the others.
-const LEAVING_LIMIT: Duration = Duration::from_secs(2);
+const REMOVALS_LIMIT: Duration = Duration::from_secs(2);
 
 impl DetachRun<'_> {
     /// Removes the map and the paths that are there now; returns `false` where there are
@@ -35,8 +35,8 @@ impl DetachRun<'_> {
     ) -> Result<bool> {
         let engine = self.engine;
         timer.enter(Stage::Resolve);
-        let looked_at = std::mem::take(&mut self.looked_at);
-        let mut paths = engine.paths_of(&self.unit, &self.named_devices, looked_at, deadline)?;
+        let first_paths = std::mem::take(&mut self.first_paths);
+        let mut paths = engine.paths_of(&self.unit, &self.named_devices, first_paths, deadline)?;
         self.timed_out |= paths.iter().any(|path| path.timed_out);
         self.keep_as_replaced(&mut paths);
         refuse_maps_of_others(&paths)?;
@@ -46,10 +46,10 @@ impl DetachRun<'_> {
             return Ok(false);
         }
         for path in &paths {
-            self.enter_into_receipt(path)?;
+            self.add_to_receipt(path)?;
         }
         timer.enter(Stage::Claim);
-        self.refuse_users_of_bare(&paths, deadline)?;
+        self.refuse_users_of_diskless(&paths, deadline)?;
         if let Some(map) = map {
             let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
             refuse_map_of_another(&map, &paths, &below)?;
@@ -57,11 +57,11 @@ impl DetachRun<'_> {
             self.refuse_failed_flush_below(&paths, &below)?;
             let replaced = replaced_below(&paths, &below);
             timer.enter(Stage::Claim);
-            self.take_map(&map, (replaced, &below), timer, deadline)?;
-            self.enter_as_in_map(&paths, &below);
+            self.check_and_remove_map(&map, (replaced, &below), timer, deadline)?;
+            self.mark_in_map(&paths, &below);
         }
         timer.enter(Stage::Claim);
-        let looked = self.refuse_writers(&paths, deadline)?;
+        let snapshot = self.refuse_writers(&paths, deadline)?;
         let mut claimed = Vec::new();
         for path in paths {
             let watch = engine.hub().watch(&path.device.hctl().to_string());
@@ -83,7 +83,7 @@ impl DetachRun<'_> {
         }
         timer.enter(Stage::Flush);
         self.flush_all(&claimed, deadline)?;
-        looked.again_if_old(engine, deadline)?;
+        snapshot.recheck_if_old(engine, deadline)?;
         timer.enter(Stage::Delete);
         self.delete_all(claimed, deadline)?;
         Ok(true)
@@ -94,7 +94,7 @@ impl DetachRun<'_> {
     ///
     /// # Errors
     /// `InUse`, which names the users.
-    fn refuse_writers(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<Looked> {
+    fn refuse_writers(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<UsageSnapshot> {
         let is_ours =
             |path: &&KnownPath| !matches!(path.identity_now, PathIdentity::Replaced { .. });
         let disks = paths.iter().filter(is_ours);
@@ -104,10 +104,10 @@ impl DetachRun<'_> {
             Some(_) => Extent::All,
             None => Extent::BesideClaim,
         };
-        let looked = Looked::at(self.engine, &disks, extent, deadline)?;
-        NotLookedAt::note(&mut self.receipt.not_looked_at, &looked.not_looked_at());
-        looked.refuse_writers(self.engine)?;
-        Ok(looked)
+        let snapshot = UsageSnapshot::take(self.engine, &disks, extent, deadline)?;
+        NotLookedAt::note(&mut self.receipt.not_looked_at, &snapshot.not_looked_at());
+        snapshot.refuse_writers(self.engine)?;
+        Ok(snapshot)
     }
 
     /// Looks at the users of the paths that have no disk, and so no claim, before anything
@@ -115,10 +115,12 @@ impl DetachRun<'_> {
     ///
     /// # Errors
     /// `InUse`, which names the users.
-    fn refuse_users_of_bare(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<()> {
+    fn refuse_users_of_diskless(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<()> {
         let stays = |path: &&KnownPath| path.disk.is_none() && !path.is_being_removed;
         for path in paths.iter().filter(stays) {
-            let unseen = self.engine.refuse_users_of_bare(&path.device, deadline)?;
+            let unseen = self
+                .engine
+                .refuse_users_of_diskless(&path.device, deadline)?;
             NotLookedAt::note(&mut self.receipt.not_looked_at, &unseen);
         }
         Ok(())
@@ -139,7 +141,7 @@ impl DetachRun<'_> {
         Map::of_unit(roots, |name| name.is_unique() && self.unit.is(name))
     }
 
-    fn take_map(
+    fn check_and_remove_map(
         &mut self,
         map: &Map,
         (replaced, below): (Option<Flush>, &[BlockDevice]),
@@ -154,11 +156,11 @@ impl DetachRun<'_> {
             flush: None,
             gone: false,
         };
-        let abandon = self.request.abandon;
-        let looked = self
+        let policy = self.request.flush_policy;
+        let checked = self
             .engine
-            .refuse_users_of_map(map, below, abandon, deadline);
-        let done = looked.and_then(|not_looked_at| {
+            .refuse_users_of_map(map, below, policy, deadline);
+        let done = checked.and_then(|not_looked_at| {
             NotLookedAt::note(&mut self.receipt.not_looked_at, &not_looked_at);
             self.engine.remove_map(
                 map,
@@ -190,7 +192,7 @@ impl DetachRun<'_> {
     /// repair. The check comes before the map is removed, while everything is still in
     /// place.
     fn refuse_failed_flush_below(&self, paths: &[KnownPath], below: &[BlockDevice]) -> Result<()> {
-        if self.request.abandon {
+        if self.request.flush_policy == FlushPolicy::Abandon {
             return Ok(());
         }
         let disks = paths.iter().filter_map(|path| path.disk.as_ref());
@@ -204,7 +206,7 @@ impl DetachRun<'_> {
 
     /// Records in the receipt which of the paths were `below` the removed map, if its
     /// flush was done. A path beside the map may hold data that the map never had.
-    fn enter_as_in_map(&mut self, paths: &[KnownPath], below: &[BlockDevice]) {
+    fn mark_in_map(&mut self, paths: &[KnownPath], below: &[BlockDevice]) {
         let map = self.receipt.map.as_ref();
         if !map.is_some_and(|map| map.flush == Some(Flush::Done) && map.gone) {
             return;
@@ -221,11 +223,11 @@ impl DetachRun<'_> {
         let Some(disk) = &one.path.disk else {
             return Ok(None);
         };
-        let abandon = self.request.abandon;
+        let policy = self.request.flush_policy;
         let watch = &mut one.watch;
         match &one.path.identity_now {
             PathIdentity::Replaced { .. } => self.engine.claim_replaced(disk, watch, deadline),
-            _ => self.engine.claim(disk, abandon, watch, deadline),
+            _ => self.engine.claim(disk, policy, watch, deadline),
         }
         .map(Some)
     }
@@ -300,20 +302,21 @@ impl DetachRun<'_> {
             let map = self.map_of(&paths)?;
             if let Some(map) = &map {
                 let below = map.paths()?;
-                let refused = self
+                let policy = FlushPolicy::Require;
+                let checked = self
                     .engine
-                    .refuse_users_of_map(map, &below, false, deadline);
-                return Ok(Some(refused.is_ok()));
+                    .refuse_users_of_map(map, &below, policy, deadline);
+                return Ok(Some(checked.is_ok()));
             }
             let disks = paths.iter().filter_map(|path| path.disk.as_ref());
             let disks: Vec<&BlockDevice> = disks.collect();
             let all = self.engine.users_of_each(&disks, Extent::All, deadline)?;
-            let act = Act::RemoveMap {
+            let removal = Removal::Map {
                 beside_own_flush: false,
             };
             let mut one_goes = false;
             for users in all {
-                if let Usage::Busy(_) = users.judge(roots, act) {
+                if let Usage::Busy(_) = users.judge(roots, removal) {
                     return Ok(Some(false));
                 }
                 one_goes |= users.has_stacked();
@@ -366,34 +369,34 @@ impl DetachRun<'_> {
     /// the unit whose last write is still to come. Returns a doubt for each that is not
     /// gone.
     pub(super) fn wait_for_removals(&mut self, deadline: Deadline) -> Result<Vec<String>> {
-        let patience = deadline.at_most(LEAVING_LIMIT);
+        let limit = deadline.at_most(REMOVALS_LIMIT);
         let mut pauses = Backoff::for_kernel_state();
         let (roots, scheduler) = (self.engine.roots(), &self.engine.scheduler);
-        let mut leaving = self.engine.units.lock().leaving(roots)?;
-        if leaving.is_empty() {
-            leaving = ScsiDevice::leaving(roots)?;
+        let mut being_removed = self.engine.units.lock().being_removed(roots)?;
+        if being_removed.is_empty() {
+            being_removed = ScsiDevice::being_removed(roots)?;
         }
         loop {
-            leaving.retain(|device| {
+            being_removed.retain(|device| {
                 // A device that this process works on belongs to another unit, since this
                 // unit is locked by this call.
                 let anothers = scheduler.is_at_work_on(device.hctl());
                 device.is_there() && !device.is_on_bus(roots) && !anothers
             });
-            if leaving.is_empty() || patience.has_passed() {
+            if being_removed.is_empty() || limit.has_passed() {
                 break;
             }
-            self.maps.next(patience.at_most(pauses.pause()));
+            self.maps.next(limit.at_most(pauses.pause()));
         }
         let doubt = |device: &ScsiDevice| {
             let hctl = device.hctl();
             format!("{hctl}, which may be a path of it, is still being removed")
         };
-        Ok(leaving.iter().map(doubt).collect())
+        Ok(being_removed.iter().map(doubt).collect())
     }
 
     /// Adds the path to the receipt once, and its disk as soon as that has appeared.
-    pub(super) fn enter_into_receipt(&mut self, path: &KnownPath) -> Result<()> {
+    pub(super) fn add_to_receipt(&mut self, path: &KnownPath) -> Result<()> {
         let roots = self.engine.roots();
         if !self.devices.contains(&path.device) {
             self.devices.push(path.device.clone());
@@ -444,7 +447,7 @@ fn delete(engine: &Engine, mut one: ClaimedPath, deadline: Deadline) -> Result<(
     let device = &one.path.device;
     match (&one.path.disk, one.claim.take()) {
         (Some(disk), Some(claim)) => engine.delete(device, disk, claim, &mut one.watch, deadline),
-        _ => engine.delete_bare(device, &mut one.watch, deadline),
+        _ => engine.delete_diskless(device, &mut one.watch, deadline),
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::engine::timing::StageObserver;
+use crate::engine::usage::claim::FlushPolicy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, ParseIdError, Source, Wwid};
 
@@ -64,7 +65,7 @@ pub struct DetachRequest {
     pub(super) more: Vec<Source>,
     pub(in crate::engine) expected: Option<Wwid>,
     pub(in crate::engine) backend: Option<BackendId>,
-    pub(in crate::engine) abandon: bool,
+    pub(in crate::engine) flush_policy: FlushPolicy,
     pub(super) keep_sessions: bool,
     pub(super) observer: Option<StageObserver>,
 }
@@ -77,7 +78,7 @@ impl DetachRequest {
             more: Vec::new(),
             expected: None,
             backend: None,
-            abandon: false,
+            flush_policy: FlushPolicy::Require,
             keep_sessions: false,
             observer: None,
         }
@@ -113,7 +114,7 @@ impl DetachRequest {
     /// use is still refused.
     #[must_use]
     pub fn abandon_unwritten(mut self) -> Self {
-        self.abandon = true;
+        self.flush_policy = FlushPolicy::Abandon;
         self
     }
 

@@ -23,8 +23,8 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) receipt: Receipt,
     /// The devices of the receipt's paths, in their order.
     pub(in crate::engine) devices: Vec<ScsiDevice>,
-    /// The paths that were looked at before the first turn.
-    pub(in crate::engine) looked_at: Vec<KnownPath>,
+    /// The paths that were read before the first pass.
+    pub(in crate::engine) first_paths: Vec<KnownPath>,
     /// A path did not answer a request of this detach in time. That request releases the
     /// device when it returns.
     pub(in crate::engine) timed_out: bool,

@@ -11,7 +11,8 @@ use crate::engine::detach::{DetachRequest, Detachment, Place};
 use crate::engine::timing::StageTimer;
 use crate::engine::unit::place::refuse_weak_name;
 use crate::engine::unit::{KnownPath, mismatch};
-use crate::engine::usage::failed_flush;
+use crate::engine::usage::claim::FlushPolicy;
+use crate::engine::usage::failed_flush::{self, LossMarks};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Addressing, Hctl, Lun, Wwid};
 use crate::multipath::{Daemon, Map};
@@ -76,7 +77,7 @@ impl Engine {
             },
             unit,
             devices: Vec::new(),
-            looked_at: Vec::new(),
+            first_paths: Vec::new(),
             timed_out: false,
             holder_vanished: false,
             replaced: Vec::new(),
@@ -84,24 +85,24 @@ impl Engine {
         // All known paths enter the receipt: this call does not flush a path that another
         // process removes.
         for path in &known {
-            run.enter_into_receipt(path)?;
+            run.add_to_receipt(path)?;
         }
-        let looked_at: Vec<ScsiDevice> = known.iter().map(|path| path.device.clone()).collect();
-        run.looked_at = known;
+        let first_devices: Vec<ScsiDevice> = known.iter().map(|path| path.device.clone()).collect();
+        run.first_paths = known;
         let gone = retry_until_gone(&mut run, timer, deadline);
         run.read_back();
         match gone.and_then(|()| run.wait_for_removals(deadline)) {
             Ok(mut doubts) => {
-                match self.lookalikes(&run.unit, &looked_at) {
+                match self.lookalikes(&run.unit, &first_devices) {
                     Ok(more) => doubts.extend(more),
                     Err(error) => return Err(DetachFailure::new(error, run.receipt)),
                 }
                 let names = &run.receipt.names;
-                doubts.extend(failed_flush::purge_stale(
-                    self.roots(),
-                    names,
-                    request.abandon,
-                ));
+                let loss_marks = match request.flush_policy {
+                    FlushPolicy::Require => LossMarks::Keep,
+                    FlushPolicy::Abandon => LossMarks::Remove,
+                };
+                doubts.extend(failed_flush::purge_stale(self.roots(), names, loss_marks));
                 Ok(detachment(run.receipt, doubts, resolved))
             }
             Err(error) => Err(DetachFailure::new(error, run.receipt)),
@@ -227,7 +228,7 @@ fn alias(lun: Lun) -> Option<Lun> {
     }
 }
 
-/// Repeats a turn after a transient failure (multipathd takes a path again, udev probes a
+/// Repeats a pass after a transient failure (multipathd takes a path again, udev probes a
 /// disk, another process deletes a device) until nothing of the unit is left or the
 /// deadline passes.
 fn retry_until_gone(
@@ -244,7 +245,7 @@ fn retry_until_gone(
                 tracing::debug!(%error, "once more");
                 run.maps.next(deadline.at_most(pauses.pause()));
                 if deadline.has_passed() {
-                    // Another turn without time left would report less than this one.
+                    // Another pass without time left would report less than this one.
                     let stage = error.stage().unwrap_or(Stage::Resolve);
                     let what = "transient users to release the device";
                     let timed_out = Error::timed_out(stage, deadline, what);
@@ -258,7 +259,7 @@ fn retry_until_gone(
 }
 
 /// Whether this detach flushed the path.
-fn was_taken_down(path: &PathReceipt) -> bool {
+fn was_flushed(path: &PathReceipt) -> bool {
     path.flush.is_some()
 }
 
@@ -281,7 +282,7 @@ fn detachment(mut receipt: Receipt, doubts: Vec<String>, resolved: &ResolvedUnit
         devno: first.and_then(|path| path.devno),
         diskseq: first.and_then(|path| path.diskseq),
         flush,
-        changed: receipt.map.is_some() || receipt.paths.iter().any(was_taken_down),
+        changed: receipt.map.is_some() || receipt.paths.iter().any(was_flushed),
         safe_to_unmap: receipt.safe_to_unmap,
         not_looked_at: receipt.not_looked_at.clone(),
         receipt: Some(receipt),

@@ -77,7 +77,7 @@ impl Engine {
         let file_system_queries: Vec<_> = mounted
             .into_values()
             .map(|mount| {
-                let path = self.seen_from_here(mount);
+                let path = self.path_in_this_process(mount);
                 let read = move || file_system::read(&path);
                 (mount, self.file_system_queries.ask(mount.device, read))
             })
@@ -101,7 +101,7 @@ impl Engine {
     }
 
     /// The path under which this process sees a mount.
-    fn seen_from_here(&self, mount: &Mount) -> PathBuf {
+    fn path_in_this_process(&self, mount: &Mount) -> PathBuf {
         let Some(pid) = mount.pid else {
             return mount.path.clone();
         };

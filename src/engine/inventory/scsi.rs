@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::mem;
 
-use super::users::Users;
+use super::users::MachineUsers;
 use super::{InventoryMap, InventoryPath, InventoryUnit, ScsiUnit, UnitKind};
 use crate::error::Result;
 use crate::id::{Lun, Wwid};
@@ -18,14 +18,14 @@ use crate::transport::{TargetPort, TransportReader};
 pub(super) fn units(
     roots: &Roots,
     tree: &BlockTree,
-    users: &Users<'_>,
+    users: &MachineUsers<'_>,
 ) -> Result<Vec<InventoryUnit>> {
     let groups = group(roots, Facts::of_all(roots, tree)?);
     in_parallel(groups, |groups| {
-        let mut reaches = TransportReader::new(roots);
+        let mut transports = TransportReader::new(roots);
         let units = groups
             .into_iter()
-            .map(|devices| unit(roots, tree, users, &mut reaches, devices));
+            .map(|devices| unit(roots, tree, users, &mut transports, devices));
         units.collect()
     })
 }
@@ -33,8 +33,8 @@ pub(super) fn units(
 fn unit(
     roots: &Roots,
     tree: &BlockTree,
-    users: &Users<'_>,
-    reaches: &mut TransportReader<'_>,
+    users: &MachineUsers<'_>,
+    transports: &mut TransportReader<'_>,
     mut devices: Vec<Facts<'_>>,
 ) -> InventoryUnit {
     let first = devices.first_mut();
@@ -49,7 +49,7 @@ fn unit(
         diskseq: device.diskseq,
         size: device.size,
         state: device.state,
-        reach: reaches.of(device.hctl, &device.dir),
+        reach: transports.of(device.hctl, &device.dir),
         unreadable: device.unreadable,
     };
     let paths: Vec<_> = devices.into_iter().map(path).collect();

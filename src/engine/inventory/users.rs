@@ -16,7 +16,7 @@ use crate::kernel::mounts::{self, Mount};
 const LIMIT: Duration = Duration::from_secs(16);
 
 /// The mounts and swap areas of the machine, by the disk that they are on.
-pub(super) struct Users<'a> {
+pub(super) struct MachineUsers<'a> {
     tree: &'a BlockTree,
     mounts: HashMap<String, Vec<Mount>>,
     swaps: HashMap<String, Vec<DevNo>>,
@@ -25,13 +25,13 @@ pub(super) struct Users<'a> {
 }
 
 /// The users of one unit.
-pub(super) struct Used {
+pub(super) struct UnitUsers {
     holders: Vec<String>,
     mounts: Vec<Mount>,
     swaps: Vec<DevNo>,
 }
 
-impl<'a> Users<'a> {
+impl<'a> MachineUsers<'a> {
     pub(super) fn read(roots: &Roots, tree: &'a BlockTree) -> Result<Self> {
         let mut mounted = HashMap::<String, Vec<Mount>>::new();
         let deadline = Deadline::after(LIMIT);
@@ -61,13 +61,13 @@ impl<'a> Users<'a> {
         &'b self,
         disks: impl IntoIterator<Item = &'b str>,
         map: Option<&'b str>,
-    ) -> Used {
+    ) -> UnitUsers {
         let own: BTreeSet<&str> = disks.into_iter().chain(map).collect();
         let holders = self.tree.all_above(&own);
         let on = || own.union(&holders).copied();
         let mounts = on().filter_map(|name| self.mounts.get(name));
         let swaps = on().filter_map(|name| self.swaps.get(name));
-        Used {
+        UnitUsers {
             mounts: mounts.flatten().cloned().collect(),
             swaps: swaps.flatten().copied().collect(),
             holders: holders.into_iter().map(str::to_owned).collect(),
@@ -75,7 +75,7 @@ impl<'a> Users<'a> {
     }
 }
 
-impl Used {
+impl UnitUsers {
     pub(super) fn unit(self, kind: UnitKind, size: Option<u64>) -> InventoryUnit {
         InventoryUnit {
             kind,

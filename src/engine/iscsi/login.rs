@@ -53,7 +53,11 @@ struct TargetRoute<'a> {
 
 impl Sessions {
     /// The error of the login for this route, where one was tried.
-    fn why_none(&mut self, candidate: &TargetRoute<'_>, options: &SessionOptions) -> Option<Error> {
+    fn login_error(
+        &mut self,
+        candidate: &TargetRoute<'_>,
+        options: &SessionOptions,
+    ) -> Option<Error> {
         match (&candidate.route.via, candidate.target) {
             (
                 RouteKind::Iscsi {
@@ -124,26 +128,26 @@ impl Engine {
             let candidates = self.candidates(request)?;
             // Another process may have ended a session.
             let all_logged_in = self.share_all(&candidates, request, sessions, deadline)?;
-            let mut wanted = match &request.log_in {
-                Some(options) if all_logged_in => wanted(&candidates, request, options),
+            let mut missing = match &request.log_in {
+                Some(options) if all_logged_in => missing_sessions(&candidates, request, options),
                 _ => Vec::new(),
             };
-            wanted.retain(|name| !sessions.failures.contains_key(name));
+            missing.retain(|name| !sessions.failures.contains_key(name));
             match &request.log_in {
-                Some(options) if !wanted.is_empty() => {
+                Some(options) if !missing.is_empty() => {
                     timer.enter(Stage::Login);
                     let there = candidates
                         .iter()
                         .filter(|candidate| candidate.route.address.is_ok())
                         .count();
                     let enough = request.min_paths.max(1).saturating_sub(there);
-                    self.log_in_all(wanted, options, request, enough, sessions, deadline);
+                    self.log_in_all(missing, options, request, enough, sessions, deadline);
                 }
                 options if all_logged_in => {
                     let explain = |candidate: TargetRoute<'_>| {
                         let options = options.as_ref();
                         let why =
-                            options.and_then(|options| sessions.why_none(&candidate, options));
+                            options.and_then(|options| sessions.login_error(&candidate, options));
                         (candidate.route, why)
                     };
                     return Ok(candidates.into_iter().map(explain).collect());
@@ -245,7 +249,7 @@ impl Engine {
                         MissingReason::SessionDown { .. } => request.log_in.is_some(),
                         _ => false,
                     };
-                    let stands = || {
+                    let is_logged_in = || {
                         let state = session.state()?;
                         Ok::<_, Error>(state.as_deref() == Some(IscsiSession::LOGGED_IN))
                     };
@@ -254,7 +258,7 @@ impl Engine {
                     all_logged_in &= !(is_down
                         && (end_if_down(roots, &session, deadline)?
                             || !session.is_there()
-                            || was_down && stands()?));
+                            || was_down && is_logged_in()?));
                 }
             }
         }
@@ -291,14 +295,14 @@ impl Engine {
         } else {
             deadline
         };
-        let (told, came) = mpsc::channel();
+        let (sender, results) = mpsc::channel();
         let mut waited_for: BTreeMap<SessionName, Option<Error>> = BTreeMap::new();
         for name in names {
-            let started = self.spawn_login(name.clone(), &options, limit, told.clone());
+            let started = self.spawn_login(name.clone(), &options, limit, sender.clone());
             waited_for.insert(name, started.err());
         }
-        drop(told);
-        let mut patience = limit;
+        drop(sender);
+        let mut wait_limit = limit;
         loop {
             if enough == 0 {
                 // The other portals get as much time as the first ones needed.
@@ -306,10 +310,10 @@ impl Engine {
                     .elapsed()
                     .max(REMAINING_PORTALS_LIMIT)
                     .min(limit.remaining());
-                patience = limit.at_most(as_long_again);
+                wait_limit = limit.at_most(as_long_again);
                 enough = usize::MAX;
             }
-            match came.recv_timeout(patience.max_sleep()) {
+            match results.recv_timeout(wait_limit.max_sleep()) {
                 Ok((name, Ok(fresh))) => {
                     waited_for.remove(&name);
                     sessions.fresh.extend(fresh);
@@ -318,11 +322,11 @@ impl Engine {
                 Ok((name, Err(error))) => {
                     waited_for.insert(name, Some(error));
                 }
-                Err(RecvTimeoutError::Timeout) if !patience.has_passed() => {}
+                Err(RecvTimeoutError::Timeout) if !wait_limit.has_passed() => {}
                 // Each login ends by itself now, and its session must be collected and
                 // given up.
-                Err(RecvTimeoutError::Timeout) if patience.is_cancelled() => {
-                    patience = limit.for_rollback();
+                Err(RecvTimeoutError::Timeout) if wait_limit.is_cancelled() => {
+                    wait_limit = limit.for_rollback();
                 }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             }
@@ -341,7 +345,7 @@ impl Engine {
         name: SessionName,
         options: &SessionOptions,
         deadline: Deadline,
-        told: mpsc::Sender<(SessionName, Result<Option<NewSession>>)>,
+        results: mpsc::Sender<(SessionName, Result<Option<NewSession>>)>,
     ) -> Result<()> {
         let (roots, options) = (self.roots().clone(), options.clone());
         let span = tracing::Span::current();
@@ -349,7 +353,7 @@ impl Engine {
             let _entered = span.entered();
             let made = log_in(&roots, &name, &options, deadline);
             // Without a receiver the new session is dropped and so ended.
-            let _ = told.send((name, made));
+            let _ = results.send((name, made));
         };
         let started = threads::start("lunbd-login", run);
         started.map(drop).map_err(|error| error.at(Stage::Login))
@@ -357,7 +361,7 @@ impl Engine {
 }
 
 /// The names of the sessions that are missing.
-fn wanted(
+fn missing_sessions(
     candidates: &[TargetRoute<'_>],
     request: &AttachRequest,
     options: &SessionOptions,

@@ -9,6 +9,7 @@ mod spawn;
 mod state;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -19,7 +20,9 @@ use crate::engine::{Engine, telemetry};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
 use crate::iscsi::pdu::AsyncMessage;
-use crate::iscsi::{ConnectionStatus, IscsiSession, SessionNotice, SessionWaker, SessionWatch};
+use crate::iscsi::{
+    ConnectionStatus, Digests, IscsiSession, SessionNotice, SessionWaker, SessionWatch,
+};
 use crate::kernel::Roots;
 use crate::scsi::CallScheduler;
 use attempt::{AttemptDone, RecoveryAttempt};
@@ -29,13 +32,13 @@ use state::RecoveryState;
 
 /// How often the sessions are looked at without a notice of the kernel, which may have had no
 /// memory to send one.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 /// After this time the parameters of a new session are readable.
-const LOOK_SOON: Duration = Duration::from_secs(1);
+const NEW_SESSION_DELAY: Duration = Duration::from_secs(1);
 /// A session that is lost again sooner than this is not logged in again at once.
-const STEADY: Duration = Duration::from_millis(500);
+const MIN_RELOGIN_INTERVAL: Duration = Duration::from_millis(500);
 /// The longest pause that a target may request: it could ask for 18 hours, and I/O waits.
-const LONGEST_WISH: Duration = Duration::from_secs(60);
+const MAX_REQUESTED_PAUSE: Duration = Duration::from_secs(60);
 
 impl Engine {
     /// Recovers the iSCSI sessions that lunbd created, in this process or in an earlier one,
@@ -54,19 +57,19 @@ impl Engine {
     /// # Errors
     /// `NotPermitted`; `NotSupported` in another network namespace.
     pub fn recover_sessions(&self, options: SessionRecoveryOptions) -> Result<SessionRecovery> {
-        let (told, attempts) = mpsc::channel();
+        let (attempt_sender, attempts) = mpsc::channel();
         Ok(SessionRecovery {
             roots: self.roots().clone(),
             scheduler: self.scheduler.clone(),
             options,
             watch: SessionWatch::open(self.roots())?,
             stopped: Arc::default(),
-            told,
+            attempt_sender,
             attempts,
             recoveries: BTreeMap::new(),
             known: BTreeMap::new(),
-            look_at: Instant::now(),
-            brings_devices_back: true,
+            next_scan: Instant::now(),
+            sets_devices_running: true,
         })
     }
 }
@@ -82,19 +85,19 @@ pub struct SessionRecovery {
     options: SessionRecoveryOptions,
     watch: SessionWatch,
     stopped: Arc<AtomicBool>,
-    told: Sender<AttemptDone>,
+    attempt_sender: Sender<AttemptDone>,
     attempts: Receiver<AttemptDone>,
     recoveries: BTreeMap<SessionId, RecoveryState>,
     known: BTreeMap<SessionId, Known>,
-    look_at: Instant,
+    next_scan: Instant,
     /// The next scan also sets the offline devices of logged-in sessions to running.
-    brings_devices_back: bool,
+    sets_devices_running: bool,
 }
 
 /// The data of one of lunbd's sessions that were read while it was logged in.
 #[derive(Debug, Default)]
 struct Known {
-    digests: Option<(bool, bool)>,
+    digests: Option<Digests>,
     recovered: Option<Instant>,
     /// The target asked for no login before this.
     not_before: Option<Instant>,
@@ -134,7 +137,7 @@ impl SessionRecovery {
     pub fn next(&mut self, deadline: Deadline) -> Result<Vec<SessionRecoveryReport>> {
         loop {
             let mut reports = Vec::new();
-            if self.look_at <= Instant::now() {
+            if self.next_scan <= Instant::now() {
                 self.scan_sessions()?;
             }
             while let Ok(done) = self.attempts.try_recv() {
@@ -152,11 +155,11 @@ impl SessionRecovery {
             }
             let recoveries = self.recoveries.values();
             let next = recoveries.flat_map(|recovery| [recovery.due(), recovery.overdue()]);
-            let next = next.flatten().fold(self.look_at, Instant::min);
+            let next = next.flatten().fold(self.next_scan, Instant::min);
             let pause = next.saturating_duration_since(Instant::now());
-            let turn = deadline.at_most(pause);
-            if let Some(notice) = self.watch.next(turn)? {
-                self.take_notice(notice)?;
+            let limit = deadline.at_most(pause);
+            if let Some(notice) = self.watch.next(limit)? {
+                self.handle_notice(notice)?;
             }
         }
     }
@@ -179,7 +182,7 @@ impl SessionRecovery {
 
     /// Reads the state of all sessions of lunbd.
     fn scan_sessions(&mut self) -> Result<()> {
-        self.look_at = Instant::now() + LOOK_EVERY;
+        self.next_scan = Instant::now() + SCAN_INTERVAL;
         let mut there = BTreeMap::new();
         let mut devices_are_left = false;
         for session in IscsiSession::all(&self.roots)? {
@@ -198,20 +201,20 @@ impl SessionRecovery {
                     }
                     // A rescan that failed during the loss may end only after the recovery.
                     let recovered = known.recovered;
-                    let is_fresh = recovered.is_some_and(|at| at.elapsed() < LOOK_EVERY * 2);
-                    if self.brings_devices_back || is_fresh {
+                    let is_fresh = recovered.is_some_and(|at| at.elapsed() < SCAN_INTERVAL * 2);
+                    if self.sets_devices_running || is_fresh {
                         devices_are_left |= !self.set_offline_running(&session);
                     }
                 }
                 Some(connection_status) if connection_status.is_lost() => {
-                    self.track(&session, &known, false);
+                    track(&mut self.recoveries, &session, &known);
                 }
                 _ => {}
             }
             there.insert(id, known);
         }
         self.known = there;
-        self.brings_devices_back = devices_are_left;
+        self.sets_devices_running = devices_are_left;
         Ok(())
     }
 
@@ -224,69 +227,47 @@ impl SessionRecovery {
         begun.is_ok()
     }
 
-    fn take_notice(&mut self, notice: SessionNotice) -> Result<()> {
+    fn handle_notice(&mut self, notice: SessionNotice) -> Result<()> {
         match notice {
             SessionNotice::Lost(id) => {
                 let session = IscsiSession::new(&self.roots, id);
                 if session.is_lunbd_owned()? {
-                    self.track_known(&session, true);
+                    self.track_known(&session).record_loss(Instant::now());
                 }
             }
             SessionNotice::AsyncMessage(id, message) => {
                 let session = IscsiSession::new(&self.roots, id);
                 if session.is_lunbd_owned()? {
-                    self.take_async_message(&session, message);
+                    self.handle_async_message(&session, message);
                 }
             }
             SessionNotice::Created(_) => {
-                self.look_at = self.look_at.min(Instant::now() + LOOK_SOON);
+                self.next_scan = self.next_scan.min(Instant::now() + NEW_SESSION_DELAY);
             }
-            SessionNotice::Resync => self.look_at = Instant::now(),
+            SessionNotice::Resync => self.next_scan = Instant::now(),
         }
         Ok(())
     }
 
-    fn track_known(&mut self, session: &IscsiSession, heard: bool) {
-        let known = self.known.remove(&session.id()).unwrap_or_default();
-        self.track(session, &known, heard);
-        self.known.insert(session.id(), known);
-    }
-
-    fn track(&mut self, session: &IscsiSession, known: &Known, heard: bool) {
-        let now = Instant::now();
-        if let Some(recovery) = self.recoveries.get_mut(&session.id()) {
-            recovery.look_again_at(now);
-            if heard {
-                recovery.heard(now);
-            }
-            return;
-        }
-        let mut recovery = RecoveryState::new(session.clone(), now);
-        if heard {
-            recovery.heard(now);
-        }
-        recovery.not_before(known.recovered.map(|at| at + STEADY));
-        recovery.not_before(known.not_before);
-        self.recoveries.insert(session.id(), recovery);
+    fn track_known(&mut self, session: &IscsiSession) -> &mut RecoveryState {
+        let known = self.known.entry(session.id()).or_default();
+        track(&mut self.recoveries, session, known)
     }
 
     /// Acts on the requests that a target may send (RFC 7143, 11.9.1). Like iscsid, it answers
     /// a request to negotiate with a new login.
-    fn take_async_message(&mut self, session: &IscsiSession, message: AsyncMessage) {
+    fn handle_async_message(&mut self, session: &IscsiSession, message: AsyncMessage) {
         let id = session.id();
         let [connection, wait, _] = message.parameters;
         tracing::info!(session = %id, ?message, "the target sent an asynchronous message");
         match message.event {
             1 | 4 => {
                 // A target that asks repeatedly still gets a pause between logins.
-                self.track_known(session, false);
-                if let Some(recovery) = self.recoveries.get_mut(&id) {
-                    recovery.request_logout();
-                }
+                self.track_known(session).request_logout();
             }
             // The session has one connection, number 0.
             2 | 3 if message.event == 3 || connection == 0 => {
-                let wait = Duration::from_secs(wait.into()).min(LONGEST_WISH);
+                let wait = Duration::from_secs(wait.into()).min(MAX_REQUESTED_PAUSE);
                 let until = Instant::now() + wait;
                 self.known.entry(id).or_default().not_before = Some(until);
                 if let Some(recovery) = self.recoveries.get_mut(&id) {
@@ -316,7 +297,7 @@ impl SessionRecovery {
                 return self.conclude(id, was_lost.then_some(SessionRecoveryOutcome::Healthy));
             }
             ConnectionStatus::LoggedIn => {}
-            ConnectionStatus::Lost | ConnectionStatus::GivenUp => recovery.is_lost_now(),
+            ConnectionStatus::Lost | ConnectionStatus::GivenUp => recovery.set_lost(),
         }
         let known = self.known.get(&id).and_then(|known| known.digests);
         let attempt = RecoveryAttempt {
@@ -327,8 +308,8 @@ impl SessionRecovery {
             digests: known.unwrap_or(self.options.digests),
             logs_out_first: recovery.must_log_out(),
         };
-        recovery.begin(Instant::now() + attempt::LONGEST);
-        if let Err(error) = attempt.start(self.told.clone(), self.watch.waker()) {
+        recovery.begin(Instant::now() + attempt::ATTEMPT_OVERDUE);
+        if let Err(error) = attempt.start(self.attempt_sender.clone(), self.watch.waker()) {
             let outcome = Err(error);
             return self.finish_attempt(AttemptDone {
                 session: id,
@@ -350,7 +331,7 @@ impl SessionRecovery {
         let Some(recovery) = self.recoveries.get_mut(&id) else {
             return Ok(None);
         };
-        recovery.check_again_at(Instant::now() + LOOK_EVERY);
+        recovery.check_again_at(Instant::now() + SCAN_INTERVAL);
         let outcome = match connection_status_of(recovery)? {
             ConnectionStatus::Ending => {
                 return self.conclude(id, Some(SessionRecoveryOutcome::Gone));
@@ -363,7 +344,7 @@ impl SessionRecovery {
             }
             _ if recovery.is_new_failure(ErrorKind::TimedOut) => {
                 let what = "the current re-login attempt; no other starts meanwhile";
-                let error = Error::wait_expired(Stage::Session, attempt::LONGEST, what);
+                let error = Error::wait_expired(Stage::Session, attempt::ATTEMPT_OVERDUE, what);
                 let state = recovery.session().state()?;
                 let state = state.unwrap_or_else(|| "gone".to_owned());
                 SessionRecoveryOutcome::Failed(
@@ -397,7 +378,7 @@ impl SessionRecovery {
                 Ok(None)
             }
             Err(error) => {
-                tracing::debug!(session = %id, %error, "not had back");
+                tracing::debug!(session = %id, %error, "the session is not recovered yet");
                 if error.kind() == ErrorKind::NotPermitted {
                     recovery.is_refused();
                 }
@@ -417,7 +398,7 @@ impl SessionRecovery {
     ) -> Result<Option<SessionRecoveryReport>> {
         if matches!(outcome, Some(SessionRecoveryOutcome::Healthy)) {
             let session = IscsiSession::new(&self.roots, id);
-            self.brings_devices_back |= !self.set_offline_running(&session);
+            self.sets_devices_running |= !self.set_offline_running(&session);
         }
         let reports = outcome.map(|outcome| self.report(id, outcome)).transpose();
         self.recoveries.remove(&id);
@@ -436,15 +417,17 @@ impl SessionRecovery {
         };
         let recovery = self.recoveries.get(&id);
         let budget_left = match (
-            recovery.and_then(RecoveryState::seen),
+            recovery.and_then(RecoveryState::loss_reported),
             session.recovery_timeout()?,
         ) {
-            (Some(seen), Some(budget)) if matches!(outcome, SessionRecoveryOutcome::Failed(_)) => {
-                Some(budget.saturating_sub(seen.elapsed()))
+            (Some(lost_at), Some(budget))
+                if matches!(outcome, SessionRecoveryOutcome::Failed(_)) =>
+            {
+                Some(budget.saturating_sub(lost_at.elapsed()))
             }
             _ => None,
         };
-        tracing::info!(session = %id, ?outcome, "kept");
+        tracing::info!(session = %id, ?outcome, "session recovery");
         telemetry::session_recovery(outcome.as_str());
         Ok(SessionRecoveryReport {
             session: id,
@@ -454,6 +437,28 @@ impl SessionRecovery {
             budget_left,
             tries: recovery.map_or(0, RecoveryState::tries),
         })
+    }
+}
+
+/// Begins the recovery of a session, or looks at the session of a recovery again.
+fn track<'a>(
+    recoveries: &'a mut BTreeMap<SessionId, RecoveryState>,
+    session: &IscsiSession,
+    known: &Known,
+) -> &'a mut RecoveryState {
+    let now = Instant::now();
+    match recoveries.entry(session.id()) {
+        Entry::Occupied(recovery) => {
+            let recovery = recovery.into_mut();
+            recovery.look_again_at(now);
+            recovery
+        }
+        Entry::Vacant(entry) => {
+            let mut recovery = RecoveryState::new(session.clone(), now);
+            recovery.not_before(known.recovered.map(|at| at + MIN_RELOGIN_INTERVAL));
+            recovery.not_before(known.not_before);
+            entry.insert(recovery)
+        }
     }
 }
 

@@ -36,17 +36,17 @@ pub(super) fn login_lock_name(name: &SessionName) -> String {
 /// such sessions first.
 pub(super) fn destroy_abandoned(
     roots: &Roots,
-    right: DeviceLock,
+    lock: DeviceLock,
     deadline: Deadline,
 ) -> Result<DeviceLock> {
-    if right.was_abandoned()
+    if lock.was_abandoned()
         && let Err(error) = iscsi::destroy_incomplete(roots, deadline)
     {
         // The next holder must see the abandoned login as well.
-        right.abandon();
+        lock.abandon();
         return Err(error);
     }
-    Ok(right)
+    Ok(lock)
 }
 
 /// Ends the unnamed sessions that logins of dead processes have left.
@@ -55,13 +55,13 @@ pub(in crate::engine) fn destroy_incomplete(
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<Vec<SessionId>> {
-    let left = DeviceLock::take_abandoned(roots, LOGIN)?;
-    if left.is_empty() {
+    let abandoned = DeviceLock::take_abandoned(roots, LOGIN)?;
+    if abandoned.is_empty() {
         return Ok(Vec::new());
     }
     let ended = iscsi::destroy_incomplete(roots, deadline);
     if ended.is_err() {
-        left.into_iter().for_each(DeviceLock::abandon);
+        abandoned.into_iter().for_each(DeviceLock::abandon);
     }
     ended
 }
@@ -131,20 +131,19 @@ fn end_unless(
     let _alone = match DeviceLock::take(roots, &lock_name(session.id()), lock_deadline) {
         // An attach keeps using the session.
         Err(error) if error.kind().is_timeout_or_cancel() => {
-            tracing::info!(session = %session.id(), %error, "it stays");
+            tracing::info!(session = %session.id(), %error, "the session stays: another call uses it");
             return Ok(false);
         }
         lock => lock?,
     };
     // A login may be about to start it.
     let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(IscsiSession::FREE));
-    let _nobody_makes = if is_free()? {
-        let nobody =
-            lock_creation(roots, lock_deadline).map_err(|error| error.at(Stage::Logout))?;
+    let _create_guard = if is_free()? {
+        let guard = lock_creation(roots, lock_deadline).map_err(|error| error.at(Stage::Logout))?;
         if !is_free()? {
             return Ok(false);
         }
-        Some(nobody)
+        Some(guard)
     } else {
         None
     };
@@ -171,15 +170,18 @@ impl Engine {
 
     /// The hosts of lunbd's sessions with this target whose logout is unfinished, since its
     /// process may have died before the last step.
-    pub(in crate::engine) fn hosts_of_ended(&self, target: &Iqn) -> Result<BTreeSet<HostNo>> {
+    pub(in crate::engine) fn hosts_of_unfinished_logouts(
+        &self,
+        target: &Iqn,
+    ) -> Result<BTreeSet<HostNo>> {
         let mut hosts = BTreeSet::new();
         for session in IscsiSession::all(self.roots())? {
-            let with = match session.name()? {
+            let target_name = match session.name()? {
                 Some(name) => Some(name.target),
                 None => session.unbound_endpoints()?.map(|(_, target)| target),
             };
             let is_ending = session.connection_status()? == Some(ConnectionStatus::Ending);
-            if is_ending && with.as_ref() == Some(target) && session.is_lunbd_owned()? {
+            if is_ending && target_name.as_ref() == Some(target) && session.is_lunbd_owned()? {
                 hosts.extend(session.host()?);
             }
         }
@@ -213,16 +215,16 @@ impl Engine {
                     _ => false,
                 })
             };
-            let was_for_it = match session.name()? {
+            let is_for_sources = match session.name()? {
                 Some(name) => {
                     name.initiator == *initiator && leads_to(&name.target, Some(&name.portal))
                 }
                 // The process of its logout may have died before the last step.
                 None => session
                     .unbound_endpoints()?
-                    .is_some_and(|(who, target)| who == *initiator && leads_to(&target, None)),
+                    .is_some_and(|(from, target)| from == *initiator && leads_to(&target, None)),
             };
-            if was_for_it
+            if is_for_sources
                 && end_if_unused(roots, &session, deadline)
                     .map_err(|error| error.at(Stage::Logout))?
             {
@@ -232,27 +234,27 @@ impl Engine {
         Ok(ended)
     }
 
-    /// lunbd's sessions that are not in `behind` but have the same initiator and target as
+    /// lunbd's sessions that are not in `sessions` but have the same initiator and target as
     /// one that is: other routes to the same units.
-    fn beside(&self, behind: &[IscsiSession]) -> Result<Vec<IscsiSession>> {
-        let parties = |session: &IscsiSession| {
-            let of_whole = session.name()?.map(|name| (name.initiator, name.target));
-            Ok::<_, Error>(of_whole.or(session.unbound_endpoints()?))
+    fn with_same_targets(&self, sessions: &[IscsiSession]) -> Result<Vec<IscsiSession>> {
+        let endpoints = |session: &IscsiSession| {
+            let named = session.name()?.map(|name| (name.initiator, name.target));
+            Ok::<_, Error>(named.or(session.unbound_endpoints()?))
         };
         let mut known = BTreeSet::new();
-        for session in behind {
+        for session in sessions {
             if session.is_lunbd_owned()? {
-                known.extend(parties(session)?);
+                known.extend(endpoints(session)?);
             }
         }
-        let mut beside = Vec::new();
+        let mut others = Vec::new();
         for session in IscsiSession::all(self.roots())? {
-            let leads_there = parties(&session)?.is_some_and(|names| known.contains(&names));
-            if leads_there && !behind.contains(&session) && session.is_lunbd_owned()? {
-                beside.push(session);
+            let leads_there = endpoints(&session)?.is_some_and(|names| known.contains(&names));
+            if leads_there && !sessions.contains(&session) && session.is_lunbd_owned()? {
+                others.push(session);
             }
         }
-        Ok(beside)
+        Ok(others)
     }
 
     /// Logs out lunbd's unused sessions behind these SCSI hosts, all at once, and those
@@ -271,12 +273,12 @@ impl Engine {
         for host in hosts {
             sessions.extend(IscsiSession::of_host(roots, *host)?);
         }
-        let beside = self
-            .beside(&sessions)
+        let others = self
+            .with_same_targets(&sessions)
             .map_err(|error| error.at(Stage::Logout))?;
-        sessions.extend(beside.iter().cloned());
+        sessions.extend(others.iter().cloned());
         let end = |session: &IscsiSession| {
-            if beside.contains(session) {
+            if others.contains(session) {
                 return Ok(end_unused_best_effort(roots, session, deadline));
             }
             end_if_unused(roots, session, deadline)

@@ -100,9 +100,17 @@ impl Table {
         let idle = self.detached.values();
         let idle = idle.filter(|record| !self.in_flight.contains_key(&record.volume));
         let mut by_age: Vec<&Record> = idle.collect();
-        by_age.sort_by_key(|record| record.detached.as_ref().map(|detached| &detached.at));
+        let age = |detached: &Detached| (detached.sequence, detached.at.clone());
+        by_age.sort_by_cached_key(|record| record.detached.as_ref().map(age));
         let oldest = by_age.into_iter().take(too_many);
         oldest.map(|record| record.volume.clone()).collect()
+    }
+
+    /// The sequence number of the next proven detach.
+    fn next_sequence(&self) -> u64 {
+        let known = self.detached.values();
+        let known = known.filter_map(|record| Some(record.detached.as_ref()?.sequence));
+        known.max().unwrap_or_default().saturating_add(1)
     }
 
     /// What all volumes claim.
@@ -161,6 +169,22 @@ impl VolumeGuard {
         }
         if let Some(in_flight) = table.in_flight.get_mut(&self.volume) {
             in_flight.names.clone_from(&identity.names);
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// `InUse` if another volume has a source, the backend id or the unit of this record.
+    pub(in crate::engine) fn require_sole_owner(&self, record: &Record) -> Result<()> {
+        let units = record.names().into_iter().map(|name| VolumeSpec {
+            expect: Some(name),
+            ..record.spec.clone()
+        });
+        let table = self.shared.table();
+        for claimed in units.chain([record.spec.clone()]) {
+            for other in table.others(&self.volume) {
+                conflict::with_another(&self.volume, &claimed, other)?;
+            }
         }
         Ok(())
     }
@@ -244,9 +268,10 @@ impl VolumeGuard {
     pub(in crate::engine) fn finish(
         self: &Arc<Self>,
         record: Record,
-        detached: Detached,
+        mut detached: Detached,
         deadline: Deadline,
     ) -> Result<()> {
+        detached.sequence = self.shared.table().next_sequence();
         let record = Record {
             intent: None,
             detached: Some(detached),
@@ -337,8 +362,19 @@ mod tests {
 
     #[test]
     fn of_many_detached_volumes_the_newest_are_kept() {
+        // Records of earlier versions have no sequence number.
+        the_newest_are_kept(|number| number, |_| 0);
+    }
+
+    #[test]
+    fn the_newest_detached_volumes_are_kept_after_the_clock_was_set_back() {
+        let in_order = |number| u64::try_from(number).unwrap();
+        the_newest_are_kept(|number| 2 * MOST_DETACHED - number, in_order);
+    }
+
+    fn the_newest_are_kept(second: fn(usize) -> usize, sequence: fn(usize) -> u64) {
         let record = |number: usize| {
-            let at = format!("2026-01-01T00:00:{number:05}Z");
+            let at = format!("2026-01-01T00:00:{:05}Z", second(number));
             let source: Source = "scsi:1:0:0:1".parse().unwrap();
             Record {
                 volume: format!("pvc-{}", MOST_DETACHED + 5 - number)
@@ -352,6 +388,7 @@ mod tests {
                     safe_to_unmap: true,
                     not_looked_at: Vec::new(),
                     at,
+                    sequence: sequence(number),
                 }),
             }
         };
@@ -376,6 +413,36 @@ mod tests {
             table.detached_too_long_ago(),
             [1, 2].map(|number| record(number).volume)
         );
+    }
+
+    #[test]
+    fn each_proven_detach_has_a_higher_sequence_number_than_those_before_it() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let journal = engine.open_journal(deadline).unwrap();
+        let sequences = ["pvc-2", "pvc-1", "pvc-2"].map(|volume| {
+            let source: Source = "scsi:1:0:0:1".parse().unwrap();
+            let record = Record {
+                volume: volume.parse().unwrap(),
+                spec: VolumeSpec::of(&AttachRequest::new(source)),
+                intent: None,
+                outcome: None,
+                boot: None,
+                detached: None,
+            };
+            let detached = Detached {
+                safe_to_unmap: true,
+                not_looked_at: Vec::new(),
+                at: String::new(),
+                sequence: 0,
+            };
+            let volume = record.volume.clone();
+            let guard = journal.guard(&volume, None, deadline).unwrap();
+            guard.finish(record, detached, deadline).unwrap();
+            journal.detached_as(&volume).unwrap().sequence
+        });
+        assert_eq!(sequences, [1, 2, 3]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Opens a journal: locks it, reads its records, and sets aside files that are not records.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -128,7 +129,7 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
 
 /// # Errors
 /// `InvalidInput` where the directory holds something and is no journal.
-fn refuse_others(directory: &Path, names: &[std::ffi::OsString]) -> Result<()> {
+fn refuse_others(directory: &Path, names: &[OsString]) -> Result<()> {
     if names.is_empty() || names.iter().any(|name| name == LOCK) {
         return Ok(());
     }
@@ -190,7 +191,7 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
 }
 
 /// The names in the directory, sorted, also those that are not UTF-8.
-fn names(directory: &Path) -> Result<Vec<std::ffi::OsString>> {
+fn names(directory: &Path) -> Result<Vec<OsString>> {
     let failed = |error: &std::io::Error| Error::io("cannot list the journal", directory, error);
     let entries = fs::read_dir(directory).map_err(|error| failed(&error))?;
     let names: std::io::Result<Vec<_>> = entries
@@ -204,7 +205,7 @@ fn names(directory: &Path) -> Result<Vec<std::ffi::OsString>> {
 impl Found {
     /// Removes a file that a dead writer left beside the records, and reports one that was
     /// set aside.
-    fn see_to(&mut self, directory: &Path, name: &std::ffi::OsStr) {
+    fn see_to(&mut self, directory: &Path, name: &OsStr) {
         let (path, text) = (directory.join(name), name.to_string_lossy());
         if is_set_aside(&text) {
             return self.report(path, set_aside_earlier());
@@ -249,6 +250,18 @@ impl Found {
         let Fault { kind, text } = fault;
         tracing::warn!(file = %file.display(), %text, "no record of the journal");
         self.problems.push(Problem { file, kind, text });
+    }
+}
+
+impl Problem {
+    /// Whether the file has the name of this volume's record, or was set aside from it. A
+    /// record of the volume may also be in a file with another name.
+    #[must_use]
+    pub fn may_be_of(&self, volume: &VolumeId) -> bool {
+        let name = self.file.file_name().and_then(OsStr::to_str);
+        let record = name_of(volume);
+        name.and_then(|name| name.strip_prefix(&record))
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with(SET_ASIDE))
     }
 }
 

@@ -54,6 +54,10 @@ pub struct Detached {
     pub not_looked_at: Vec<NotLookedAt>,
     /// When it was proven, by the machine's clock, in UTC.
     pub at: String,
+    /// Each detach has a higher number than those that the journal already keeps; the clock may
+    /// be set back. Records of earlier versions lack it.
+    #[serde(default)]
+    pub sequence: u64,
 }
 
 /// How a volume is attached, without the options of a single call.
@@ -347,6 +351,7 @@ impl Detached {
             safe_to_unmap: detachment.safe_to_unmap,
             not_looked_at: detachment.not_looked_at.clone(),
             at: now(),
+            sequence: 0,
         }
     }
 }

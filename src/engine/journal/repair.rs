@@ -7,11 +7,15 @@ use std::path::{Path, PathBuf};
 
 use super::format::Fault;
 use super::open::is_set_aside;
-use super::{Journal, Record, VolumeSpec, conflict, file, open};
+use super::{Journal, Record, file, open};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 use crate::kernel::worker;
+
+/// The boot of a restored record that names none. It equals no boot, so an address in such a
+/// record does not count.
+const UNKNOWN_BOOT: &str = "unknown";
 
 impl Journal {
     /// Removes the record of a volume, also of one that was [detached](Self::detached), and
@@ -50,15 +54,17 @@ impl Journal {
     /// # Errors
     /// `InvalidInput` if it is no file that was set aside, or is not a record, with what is
     /// wrong with it; `InUse` if the journal has another record of the volume, or another
-    /// volume has its source, backend id or unit: detach or forget that one first; `NotSupported` if a later version wrote it; `NotFound`; `Io`;
-    /// `TimedOut` at stage `journal`, and then it may still become the record.
+    /// volume has its source, backend id or unit: detach or forget that one first;
+    /// `NotSupported` if a later version wrote it; `NotFound`; `Io`; `TimedOut` at stage
+    /// `journal`, and then it may still become the record.
     pub fn restore(&self, name: &OsStr, deadline: Deadline) -> Result<Record> {
         let (directory, name) = self.set_aside_file(name)?;
         let aside = directory.join(&name);
         let path = aside.clone();
         let bytes = run(&directory, deadline, move || Ok(open::read(&path)))?;
         let record = bytes.and_then(|bytes| Record::parse(&bytes));
-        let record = record.map_err(|fault| no_record(&aside, &fault))?;
+        let mut record = record.map_err(|fault| no_record(&aside, &fault))?;
+        record.boot.get_or_insert_with(|| UNKNOWN_BOOT.to_owned());
         let guard = self.guard(&record.volume, None, deadline)?;
         if guard.record().is_some() {
             let message = format!(
@@ -68,29 +74,13 @@ impl Journal {
             );
             return Err(Error::new(ErrorKind::InUse, message).with_path(aside));
         }
-        self.require_no_other_owner(&record)?;
+        guard.require_sole_owner(&record)?;
         guard.write(record.clone(), deadline)?;
         run(&directory, deadline, {
             let directory = directory.clone();
             move || remove(&directory, &name)
         })?;
         Ok(record)
-    }
-
-    /// # Errors
-    /// `InUse` if another volume has a source, the backend id or the unit of this record.
-    fn require_no_other_owner(&self, record: &Record) -> Result<()> {
-        let units = record.names().into_iter().map(|name| VolumeSpec {
-            expect: Some(name),
-            ..record.spec.clone()
-        });
-        let table = self.shared.table();
-        for wanted in units.chain([record.spec.clone()]) {
-            for other in table.others(&record.volume) {
-                conflict::with_another(&record.volume, &wanted, other)?;
-            }
-        }
-        Ok(())
     }
 
     /// The directory, and the name of a file in it that was set aside.

@@ -26,7 +26,7 @@ pub(in crate::engine) struct DeviceLock {
     /// Whether other processes may share the lock.
     shared: bool,
     was_abandoned: bool,
-    stays: bool,
+    is_kept: bool,
 }
 
 impl DeviceLock {
@@ -46,11 +46,11 @@ impl DeviceLock {
         Self::take_as(roots, name, SHARED, deadline)
     }
 
-    fn take_as(roots: &Roots, name: &str, how: FlockArg, deadline: Deadline) -> Result<Self> {
+    fn take_as(roots: &Roots, name: &str, mode: FlockArg, deadline: Deadline) -> Result<Self> {
         let path = Self::path(roots, name);
         let mut pauses = Backoff::for_lock();
         loop {
-            if let Some(lock) = Self::try_at(&path, how)? {
+            if let Some(lock) = Self::try_at(&path, mode)? {
                 return Ok(lock);
             }
             if deadline.has_passed() {
@@ -119,53 +119,53 @@ impl DeviceLock {
     /// Drops the lock as a dying process would: the next holder sees that the work under
     /// it is unfinished.
     pub(in crate::engine) fn abandon(mut self) {
-        self.stays = true;
+        self.is_kept = true;
     }
 
     /// Removes the lock files of dead processes, except those whose names begin with
-    /// `but`.
+    /// `except`.
     #[cfg(feature = "journal")]
-    pub(in crate::engine) fn purge_stale(roots: &Roots, but: &str) {
+    pub(in crate::engine) fn purge_stale(roots: &Roots, except: &str) {
         let folder = run_dir::path(roots);
         for name in sysfs::names(&folder).unwrap_or_default() {
             let path = folder.join(&name);
-            if path.extension() == Some("lock".as_ref()) && !name.starts_with(but) {
+            if path.extension() == Some("lock".as_ref()) && !name.starts_with(except) {
                 // Dropping the acquired lock removes its file.
                 let _another_has_it = Self::try_at(&path, EXCLUSIVE);
             }
         }
     }
 
-    /// Takes the locks whose names begin with `kind` and whose holders died with them.
+    /// Takes the locks whose names begin with `prefix` and whose holders died with them.
     #[cfg(feature = "journal")]
-    pub(in crate::engine) fn take_abandoned(roots: &Roots, kind: &str) -> Result<Vec<Self>> {
+    pub(in crate::engine) fn take_abandoned(roots: &Roots, prefix: &str) -> Result<Vec<Self>> {
         let folder = run_dir::path(roots);
-        let mut left = Vec::new();
+        let mut abandoned = Vec::new();
         for name in sysfs::names(&folder)? {
-            if name.starts_with(kind) {
+            if name.starts_with(prefix) {
                 let lock = Self::try_at(&folder.join(name), EXCLUSIVE)?;
-                left.extend(lock.filter(Self::was_abandoned));
+                abandoned.extend(lock.filter(Self::was_abandoned));
             }
         }
-        Ok(left)
+        Ok(abandoned)
     }
 
     fn path(roots: &Roots, name: &str) -> PathBuf {
         run_dir::path(roots).join(format!("{name}.lock"))
     }
 
-    fn try_at(path: &Path, how: FlockArg) -> Result<Option<Self>> {
-        Self::acquire(path, how).map_err(|error| error.at(Stage::Lock))
+    fn try_at(path: &Path, mode: FlockArg) -> Result<Option<Self>> {
+        Self::acquire(path, mode).map_err(|error| error.at(Stage::Lock))
     }
 
     /// Returns `None` where another process has the lock, or where the locked file is no
     /// longer the one at the path, since its last holder removed it.
-    fn acquire(path: &Path, how: FlockArg) -> Result<Option<Self>> {
+    fn acquire(path: &Path, mode: FlockArg) -> Result<Option<Self>> {
         let failed = |error: &std::io::Error| Error::io("cannot lock", path, error);
         point!(DeviceLockToTake);
         let file = open(path)?;
         point!(DeviceLockCreated);
-        let locked = lock_file::lock(path, file, how).map_err(|error| failed(&error))?;
+        let locked = lock_file::lock(path, file, mode).map_err(|error| failed(&error))?;
         let Locked::Ours(mut file) = locked else {
             return Ok(None);
         };
@@ -183,9 +183,9 @@ impl DeviceLock {
         Ok(Some(Self {
             path: path.to_owned(),
             file,
-            shared: matches!(how, SHARED),
+            shared: matches!(mode, SHARED),
             was_abandoned,
-            stays: false,
+            is_kept: false,
         }))
     }
 }
@@ -211,7 +211,7 @@ fn not_free(path: &Path, name: &str, deadline: Deadline) -> Error {
 
 impl Drop for DeviceLock {
     fn drop(&mut self) {
-        if self.stays {
+        if self.is_kept {
             return;
         }
         point!(DeviceLockToDrop);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waited_in_vain_takes_nothing_when_the_lock_comes_free() {
+    fn a_call_that_timed_out_takes_nothing_when_the_lock_comes_free() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let held = DeviceLock::take(&roots, "nbd0", soon()).unwrap();

@@ -7,7 +7,8 @@ use super::evidence::{LunCheck, StaleProof};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::timing::StageTimer;
-use crate::engine::usage::{Act, Extent};
+use crate::engine::usage::claim::FlushPolicy;
+use crate::engine::usage::{Extent, Removal};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, VolumeId};
 use crate::kernel::blockdev::BlockDevice;
@@ -44,14 +45,18 @@ impl ReapOutcome {
 }
 
 /// The outcome for a device of a journal's volume.
-pub(in crate::engine) fn left_to(volume: &VolumeId) -> ReapOutcome {
+pub(in crate::engine) fn skipped_for(volume: &VolumeId) -> ReapOutcome {
     let message = format!("it belongs to volume {volume}: detach that volume");
     ReapOutcome::Skipped(Error::new(ErrorKind::InUse, message).at(Stage::Claim))
 }
 
 impl Engine {
     /// The outcome of a dry run.
-    pub(in crate::engine) fn foresee(&self, disk: &BlockDevice, deadline: Deadline) -> ReapOutcome {
+    pub(in crate::engine) fn dry_run_outcome(
+        &self,
+        disk: &BlockDevice,
+        deadline: Deadline,
+    ) -> ReapOutcome {
         match self.refuse_users(disk, deadline) {
             Ok(()) => ReapOutcome::Reapable,
             Err(error) => ReapOutcome::Skipped(error),
@@ -63,8 +68,8 @@ impl Engine {
     /// them. `NotPermitted` if some cannot be seen.
     fn refuse_users(&self, disk: &BlockDevice, deadline: Deadline) -> Result<()> {
         let users = self.users_of(disk, Extent::All, deadline)?;
-        users.refuse_busy(self.roots(), disk, Act::TakeUnflushed)?;
-        users.refuse_blind(disk)
+        users.refuse_busy(self.roots(), disk, Removal::UnflushedDisk)?;
+        users.refuse_unless_all_seen(disk)
     }
 
     pub(super) fn remove_stale_lun(
@@ -75,7 +80,7 @@ impl Engine {
         timer: &mut StageTimer,
         deadline: Deadline,
     ) -> ReapOutcome {
-        match self.take(device, proof, owner, timer, deadline) {
+        match self.lock_and_delete(device, proof, owner, timer, deadline) {
             Ok(()) => ReapOutcome::Reaped,
             Err(_) if !device.is_there() => ReapOutcome::Reaped,
             Err(error) => ReapOutcome::Skipped(error),
@@ -83,11 +88,11 @@ impl Engine {
     }
 
     #[tracing::instrument(
-        name = "phantom",
+        name = "stale_lun",
         skip_all,
         fields(hctl = %device.hctl(), disk = proof.disk.name())
     )]
-    fn take(
+    fn lock_and_delete(
         &self,
         device: &ScsiDevice,
         proof: &StaleProof,
@@ -108,7 +113,7 @@ impl Engine {
         timer.enter(Stage::Claim);
         self.refuse_users(&proof.disk, deadline)?;
         let mut watch = self.hub().watch(&hctl.to_string());
-        let claim = self.claim(&proof.disk, false, &mut watch, deadline)?;
+        let claim = self.claim(&proof.disk, FlushPolicy::Require, &mut watch, deadline)?;
         // The array may have mapped the unit again during the wait for the locks.
         timer.enter(Stage::Identify);
         match self.check_lun(device, deadline) {

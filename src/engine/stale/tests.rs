@@ -34,10 +34,11 @@ fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
         listed: 2,
     };
     let not_supported = Evidence::NotSupported { command: "INQUIRY" };
-    let nobody = |_: &Identity, _| Ok(None);
+    let dry_run = ReapRequest::default().dry_run();
+    let no_owner = |_: &Identity, _| Ok(None);
     let volume = |_: &Identity, _| Ok(Some("pvc-1".parse().unwrap()));
     let acts: [(&Evidence, Owner<'_>); 4] = [
-        (&not_listed, &nobody),
+        (&not_listed, &no_owner),
         (&not_listed, &volume),
         (&not_supported, &volume),
         (&not_supported, &volume),
@@ -54,7 +55,7 @@ fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
                 evidence: evidence.clone(),
             };
             let soon = Deadline::after(std::time::Duration::from_secs(30));
-            let stale_lun = engine.reap_one(&device, proof, true, owner, &mut timer, soon);
+            let stale_lun = engine.reap_one(&device, proof, &dry_run, owner, &mut timer, soon);
             assert_eq!(&stale_lun.evidence, evidence);
         }
     });

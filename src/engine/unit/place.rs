@@ -145,8 +145,8 @@ impl Engine {
             Comparison::Same(Strength::Strong) => true,
             Comparison::Same(Strength::Weak) => {
                 let place = PathPlace::of(self.roots(), device);
-                let is_there = |seed| {
-                    PathPlace::of(self.roots(), seed).compare(&place) == PlaceComparison::Same
+                let is_there = |device| {
+                    PathPlace::of(self.roots(), device).compare(&place) == PlaceComparison::Same
                 };
                 named_devices.iter().any(is_there)
             }
@@ -164,7 +164,7 @@ impl Engine {
     ) -> Result<Vec<String>> {
         let places = named_devices
             .iter()
-            .map(|seed| PathPlace::of(self.roots(), seed));
+            .map(|device| PathPlace::of(self.roots(), device));
         let places: Vec<PathPlace> = places.collect();
         let is_elsewhere = |device: &ScsiDevice| {
             let place = PathPlace::of(self.roots(), device);

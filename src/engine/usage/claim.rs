@@ -9,13 +9,22 @@ use crate::engine::Engine;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::timing::StageTimer;
 use crate::engine::usage::failed_flush::{self, FailedFlush};
-use crate::engine::usage::{self, Act, Extent, Looked, NotLookedAt};
+use crate::engine::usage::{self, Extent, NotLookedAt, Removal, UsageSnapshot};
 use crate::error::{ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex};
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{Roots, worker};
+use crate::kernel::{OpenMode, Roots, worker};
 use crate::scsi::{self, CallScheduler, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
+
+/// What a caller does where a disk cannot be written back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum FlushPolicy {
+    /// It fails, and no data is lost.
+    Require,
+    /// It goes on, and unwritten data is lost.
+    Abandon,
+}
 
 /// The result of a claim.
 #[derive(Debug)]
@@ -47,22 +56,22 @@ impl Engine {
     pub(in crate::engine) fn claim_and_flush(
         &self,
         disk: &BlockDevice,
-        abandon: bool,
+        policy: FlushPolicy,
         watch: &mut Watch,
         timer: &mut StageTimer,
         deadline: Deadline,
     ) -> Result<Claimed> {
         timer.enter(Stage::Claim);
-        let claim = self.claim(disk, abandon, watch, deadline)?;
-        let looked = Looked::at(self, &[disk], Extent::BesideClaim, deadline)?;
-        looked.refuse_writers(self)?;
+        let claim = self.claim(disk, policy, watch, deadline)?;
+        let snapshot = UsageSnapshot::take(self, &[disk], Extent::BesideClaim, deadline)?;
+        snapshot.refuse_writers(self)?;
         timer.enter(Stage::Flush);
-        let flush = self.write_back(&claim, disk, abandon, deadline)?;
-        looked.again_if_old(self, deadline)?;
+        let flush = self.write_back(&claim, disk, policy, deadline)?;
+        snapshot.recheck_if_old(self, deadline)?;
         Ok(Claimed {
             claim,
             flush,
-            not_looked_at: looked.not_looked_at(),
+            not_looked_at: snapshot.not_looked_at(),
         })
     }
 
@@ -77,11 +86,12 @@ impl Engine {
     pub(in crate::engine) fn claim(
         &self,
         disk: &BlockDevice,
-        abandon: bool,
+        policy: FlushPolicy,
         watch: &mut Watch,
         deadline: Deadline,
     ) -> Result<Claim> {
         let (roots, mode) = (self.roots(), self.hub().mode());
+        let abandon = policy == FlushPolicy::Abandon;
         // A flush that hangs holds the claim, so the kernel refuses another at once. A caller
         // that abandons the data needs that refusal, so it does not queue behind the flush.
         let beside_flush =
@@ -102,10 +112,10 @@ impl Engine {
         if !busy && users.found.is_empty() {
             return Ok(Claim::Unreachable(refused.to_string()));
         }
-        if abandon && users.is_a_flush_of_ours_alone() {
+        if abandon && users.has_only_own_flush() {
             return Ok(Claim::Stuck(refused.to_string()));
         }
-        if mode != Mode::Udev || !users.has_none_but_udevs() {
+        if mode != Mode::Udev || !users.has_only_udev() {
             return Err(usage::refuse(disk, &users.found).caused_by(refused));
         }
         uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
@@ -128,15 +138,16 @@ impl Engine {
     ///
     /// # Errors
     /// `Io` if a write failed, and then its pages are lost: a second flush would succeed and
-    /// prove nothing. [`Flush::PagesWritten`] is no error. With `abandon`, neither a failed
-    /// write nor a flush that takes half of the time is an error.
+    /// prove nothing. [`Flush::PagesWritten`] is no error. With [`FlushPolicy::Abandon`],
+    /// neither a failed write nor a flush that takes half of the time is an error.
     pub(in crate::engine) fn write_back(
         &self,
         claim: &Claim,
         disk: &BlockDevice,
-        abandon: bool,
+        policy: FlushPolicy,
         deadline: Deadline,
     ) -> Result<Flush> {
+        let abandon = policy == FlushPolicy::Abandon;
         let file = match claim {
             Claim::Held(file) => Arc::clone(file),
             Claim::Unreachable(why) => return Ok(Flush::Unreachable(why.clone())),
@@ -172,17 +183,18 @@ impl Engine {
     /// map's, and count.
     ///
     /// # Errors
-    /// `Io` if there was such an earlier failure, without `abandon`.
+    /// `Io` if there was such an earlier failure, with [`FlushPolicy::Require`].
     pub(in crate::engine) fn write_back_below_map(
         &self,
         claim: &Claim,
         disk: &BlockDevice,
-        abandon: bool,
+        policy: FlushPolicy,
         deadline: Deadline,
     ) -> Result<Flush> {
         let Claim::Held(file) = claim else {
-            return self.write_back(claim, disk, abandon, deadline);
+            return self.write_back(claim, disk, policy, deadline);
         };
+        let abandon = policy == FlushPolicy::Abandon;
         let lost = FailedFlush::of(self.roots(), disk)?;
         match FailedFlush::read_of(self.roots(), disk)? {
             Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
@@ -234,9 +246,9 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<Claim> {
         let users = self.users_of(disk, Extent::BesideClaim, deadline)?;
-        users.refuse_busy(self.roots(), disk, Act::TakeUnflushed)?;
-        users.refuse_blind(disk)?;
-        self.claim(disk, false, watch, deadline)
+        users.refuse_busy(self.roots(), disk, Removal::UnflushedDisk)?;
+        users.refuse_unless_all_seen(disk)?;
+        self.claim(disk, FlushPolicy::Require, watch, deadline)
     }
 }
 
@@ -319,7 +331,7 @@ fn try_claim(
         &what,
         deadline,
         || "not returned".to_owned(),
-        move || disk.open(&roots, true),
+        move || disk.open(&roots, OpenMode::Exclusive),
     )?;
     point!(ClaimTaken);
     Ok(claimed)

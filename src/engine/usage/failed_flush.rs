@@ -157,14 +157,21 @@ fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
     identity.unwrap_or_default().names
 }
 
+/// What becomes of the marks of a loss that was reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum LossMarks {
+    /// The next detach reports the loss again.
+    Keep,
+    /// The caller accepts the loss: an abandoning detach, or a new attach.
+    Remove,
+}
+
 /// Returns what the marks say of ended lives of this unit, whose disks the kernel removed
-/// by itself, as after `dev_loss_tmo`. The marks are removed when the loss is
-/// `acknowledged`, by an abandoning detach or by a new attach; marks that name no unit are
-/// removed at once.
+/// by itself, as after `dev_loss_tmo`. Marks that name no unit are removed in any case.
 pub(in crate::engine) fn purge_stale(
     roots: &Roots,
     unit: &[Wwid],
-    acknowledged: bool,
+    marks: LossMarks,
 ) -> Vec<String> {
     let folder = run_dir::path(roots);
     let unit = Identity::of(unit.iter().cloned());
@@ -191,7 +198,7 @@ pub(in crate::engine) fn purge_stale(
             continue;
         }
         said.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
-        if note.names.is_empty() || (of_unit && acknowledged) {
+        if note.names.is_empty() || (of_unit && marks == LossMarks::Remove) {
             point!(FailedFlushToSweep);
             let _swept_by_another = fs::remove_file(path);
             point!(FailedFlushSwept);
@@ -233,15 +240,15 @@ mod tests {
         lost().clear();
         assert_eq!(lost().read().unwrap(), None);
         lost().set(&Error::new(ErrorKind::Io, "no"));
-        purge_stale(&roots, &[], false);
+        purge_stale(&roots, &[], LossMarks::Keep);
         assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
         let seventh = lost();
         fs::write(dir.join("diskseq"), "8\n").unwrap();
-        purge_stale(&roots, &[], false);
+        purge_stale(&roots, &[], LossMarks::Keep);
         assert_eq!(seventh.read().unwrap(), None);
         seventh.set(&Error::new(ErrorKind::Io, "no"));
         fs::remove_dir_all(&dir).unwrap();
-        purge_stale(&roots, &[], false);
+        purge_stale(&roots, &[], LossMarks::Keep);
         assert_eq!(seventh.read().unwrap(), None);
         // A process that dies during its flush cannot report a loss: the commands that
         // failed since then show it.

@@ -5,7 +5,7 @@ use crate::error::Holder;
 impl Holder {
     /// Whether it is a worker of udevd, or a program that its rules run for every
     /// disk: both open it for a moment, to read.
-    pub(in crate::engine) fn is_udevs(&self) -> bool {
+    pub(in crate::engine) fn is_of_udev(&self) -> bool {
         // `60-persistent-storage.rules`; `55-scsi-sg3_id.rules` of sg3-utils.
         let of_rules = ["scsi_id", "ata_id", "sg_inq"];
         // `systemd-udevd`, `(udev-worker)`, eudev's `udevd`.
@@ -15,16 +15,16 @@ impl Holder {
 
     /// Whether it is a program that opens every new disk to read it, and closes it again.
     pub(super) fn is_transient_prober(&self) -> bool {
-        let passing = ["multipathd", "multipath", "blkid", "kpartx"];
-        let is_passing = |command: &str| passing.contains(&command);
+        let probers = ["multipathd", "multipath", "blkid", "kpartx"];
+        let is_prober = |command: &str| probers.contains(&command);
         let is_its =
-            matches!(self, Self::Open { command, writes: false, .. } if is_passing(command));
-        self.is_udevs() || is_its
+            matches!(self, Self::Open { command, writes: false, .. } if is_prober(command));
+        self.is_of_udev() || is_its
     }
 
     /// Whether it is this process, or a `lunbd` command, and does not write: a flush that
     /// hangs has the disk open until the kernel returns.
-    pub(super) fn is_a_flush_of_ours(&self) -> bool {
+    pub(super) fn is_own_flush(&self) -> bool {
         match self {
             Self::Open {
                 pid,
@@ -49,20 +49,20 @@ mod tests {
     }
 
     #[test]
-    fn what_udevs_rules_run_is_udevs() {
+    fn a_program_that_udevs_rules_run_is_of_udev() {
         for command in ["(udev-worker)", "systemd-udevd", "scsi_id"] {
-            assert!(open(command, false).is_udevs(), "{command}");
+            assert!(open(command, false).is_of_udev(), "{command}");
         }
-        assert!(!open("qemu", false).is_udevs());
+        assert!(!open("qemu", false).is_of_udev());
     }
 
     #[test]
-    fn who_writes_is_not_passing_whatever_its_name() {
+    fn a_writer_is_no_prober_whatever_its_name() {
         for command in ["(udev-worker)", "multipathd", "blkid", "kpartx"] {
             assert!(open(command, false).is_transient_prober(), "{command}");
             let writer = open(command, true);
             assert!(
-                !writer.is_transient_prober() && !writer.is_udevs(),
+                !writer.is_transient_prober() && !writer.is_of_udev(),
                 "{command}"
             );
         }

@@ -1,4 +1,4 @@
-//! Decides which users prevent what is about to be done.
+//! Decides which users prevent a removal.
 
 use super::{Holder, Users, not_looked_at};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -6,19 +6,19 @@ use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 
-/// What is about to be done, which decides which users prevent it.
+/// What is about to be removed, and how, which decides which users prevent it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) enum Act {
+pub(in crate::engine) enum Removal {
     /// The disk is flushed and removed: a process that only reads loses nothing.
-    TakeFlushed,
+    FlushedDisk,
     /// The map is removed, which the kernel refuses while a process has it open.
-    RemoveMap {
+    Map {
         /// Whether to go on beside a flush of our own, which has the map open without writing.
         beside_own_flush: bool,
     },
     /// The disk is removed without a flush, since another unit or none answers: data that
     /// a process with an open file has written would be lost.
-    TakeUnflushed,
+    UnflushedDisk,
 }
 
 /// The judgement of the users.
@@ -34,27 +34,27 @@ pub(in crate::engine) enum Usage {
 }
 
 impl Users {
-    /// Judges the users for this act.
-    pub(in crate::engine) fn judge(&self, roots: &Roots, act: Act) -> Usage {
-        let is_going = |user: &Holder| matches!(user, Holder::Stacked { device } if Map::is_being_removed(roots, device));
-        self.judge_by(&is_going, act)
+    /// Judges the users for this removal.
+    pub(in crate::engine) fn judge(&self, roots: &Roots, removal: Removal) -> Usage {
+        let is_being_removed = |user: &Holder| matches!(user, Holder::Stacked { device } if Map::is_being_removed(roots, device));
+        self.judge_by(&is_being_removed, removal)
     }
 
-    fn judge_by(&self, is_going: &dyn Fn(&Holder) -> bool, act: Act) -> Usage {
-        let is_transient = |user: &Holder| match act {
-            Act::TakeUnflushed => user.is_udevs() || is_going(user),
-            Act::RemoveMap {
+    fn judge_by(&self, is_being_removed: &dyn Fn(&Holder) -> bool, removal: Removal) -> Usage {
+        let is_transient = |user: &Holder| match removal {
+            Removal::UnflushedDisk => user.is_of_udev() || is_being_removed(user),
+            Removal::Map {
                 beside_own_flush: true,
-            } if user.is_a_flush_of_ours() => true,
-            _ => user.is_transient_prober() || is_going(user),
+            } if user.is_own_flush() => true,
+            _ => user.is_transient_prober() || is_being_removed(user),
         };
-        let is_no_matter = |user: &&Holder| {
+        let is_harmless = |user: &&Holder| {
             let reads = matches!(user, Holder::Open { writes: false, .. });
-            act == Act::TakeFlushed && reads && !user.is_transient_prober()
+            removal == Removal::FlushedDisk && reads && !user.is_transient_prober()
         };
         let mut transient = false;
         let mut busy = Vec::new();
-        for user in self.found.iter().filter(|user| !is_no_matter(user)) {
+        for user in self.found.iter().filter(|user| !is_harmless(user)) {
             if is_transient(user) {
                 transient = true;
             } else {
@@ -69,24 +69,24 @@ impl Users {
     }
 
     /// # Errors
-    /// `InUse`, naming the users that prevent the act.
+    /// `InUse`, naming the users that prevent the removal.
     pub(in crate::engine) fn refuse_busy(
         &self,
         roots: &Roots,
         disk: &BlockDevice,
-        act: Act,
+        removal: Removal,
     ) -> Result<()> {
-        match self.judge(roots, act) {
+        match self.judge(roots, removal) {
             Usage::Busy(busy) => Err(refuse(disk, &busy)),
             Usage::Free | Usage::Transient => Ok(()),
         }
     }
 
-    /// For an act that cannot be undone and that no caller requested for this very disk.
+    /// For a removal that cannot be undone and that no caller requested for this very disk.
     ///
     /// # Errors
     /// `NotPermitted`, naming what could not be looked at.
-    pub(in crate::engine) fn refuse_blind(&self, disk: &BlockDevice) -> Result<()> {
+    pub(in crate::engine) fn refuse_unless_all_seen(&self, disk: &BlockDevice) -> Result<()> {
         if self.not_looked_at.is_empty() {
             return Ok(());
         }
@@ -100,8 +100,8 @@ impl Users {
     }
 
     /// Whether no user but workers of udevd is seen.
-    pub(in crate::engine) fn has_none_but_udevs(&self) -> bool {
-        self.found.iter().all(Holder::is_udevs)
+    pub(in crate::engine) fn has_only_udev(&self) -> bool {
+        self.found.iter().all(Holder::is_of_udev)
     }
 
     /// Whether another block device is stacked on it.
@@ -112,18 +112,18 @@ impl Users {
 
     /// Whether a worker of udevd has it open.
     #[cfg(feature = "journal")]
-    pub(in crate::engine) fn has_udevs(&self) -> bool {
-        self.found.iter().any(Holder::is_udevs)
+    pub(in crate::engine) fn has_udev(&self) -> bool {
+        self.found.iter().any(Holder::is_of_udev)
     }
 
     /// Whether only this process, or a `lunbd` command, has the disk open. If no user is
     /// seen, another process has it.
-    pub(in crate::engine) fn is_a_flush_of_ours_alone(&self) -> bool {
-        !self.found.is_empty() && self.found.iter().all(Holder::is_a_flush_of_ours)
+    pub(in crate::engine) fn has_only_own_flush(&self) -> bool {
+        !self.found.is_empty() && self.found.iter().all(Holder::is_own_flush)
     }
 
-    /// Leaves these stacked devices out, which the caller looks at separately.
-    pub(in crate::engine) fn leave_out(&mut self, stacked: &[&str]) {
+    /// Removes these stacked devices, whose users the caller reads separately.
+    pub(in crate::engine) fn remove_stacked(&mut self, stacked: &[&str]) {
         let is_one = |user: &Holder| matches!(user, Holder::Stacked { device } if stacked.contains(&&**device));
         self.found.retain(|user| !is_one(user));
     }
@@ -167,16 +167,16 @@ mod tests {
         }
     }
 
-    fn judged(user: &Holder, act: Act) -> Usage {
-        users(std::slice::from_ref(user)).judge_by(&|_| false, act)
+    fn judged(user: &Holder, removal: Removal) -> Usage {
+        users(std::slice::from_ref(user)).judge_by(&|_| false, removal)
     }
 
-    const MAP: Act = Act::RemoveMap {
+    const MAP: Removal = Removal::Map {
         beside_own_flush: false,
     };
 
     #[test]
-    fn who_is_in_the_way_depends_on_what_is_about_to_be_done() {
+    fn the_users_that_prevent_a_removal_depend_on_how_the_device_is_removed() {
         let mount = Holder::Mount {
             path: "/mnt".into(),
             pid: None,
@@ -185,23 +185,23 @@ mod tests {
         let volume = "iblock_0/a".to_owned();
         let always = [mount, Holder::Loop { device }, Holder::Export { volume }];
         for user in always.into_iter().chain([open(7, "qemu", true)]) {
-            for act in [Act::TakeFlushed, MAP, Act::TakeUnflushed] {
-                assert_eq!(judged(&user, act), Usage::Busy(vec![user.clone()]));
+            for removal in [Removal::FlushedDisk, MAP, Removal::UnflushedDisk] {
+                assert_eq!(judged(&user, removal), Usage::Busy(vec![user.clone()]));
             }
         }
         let reader = open(7, "dd", false);
-        assert_eq!(judged(&reader, Act::TakeFlushed), Usage::Free);
+        assert_eq!(judged(&reader, Removal::FlushedDisk), Usage::Free);
         let busy = Usage::Busy(vec![reader.clone()]);
         assert_eq!(judged(&reader, MAP), busy);
-        assert_eq!(judged(&reader, Act::TakeUnflushed), busy);
+        assert_eq!(judged(&reader, Removal::UnflushedDisk), busy);
         let multipathd = open(7, "multipathd", false);
-        assert_eq!(judged(&multipathd, Act::TakeFlushed), Usage::Transient);
+        assert_eq!(judged(&multipathd, Removal::FlushedDisk), Usage::Transient);
         assert_eq!(judged(&multipathd, MAP), Usage::Transient);
         let busy = Usage::Busy(vec![multipathd.clone()]);
-        assert_eq!(judged(&multipathd, Act::TakeUnflushed), busy);
+        assert_eq!(judged(&multipathd, Removal::UnflushedDisk), busy);
         let udevd = open(7, "(udev-worker)", false);
-        for act in [Act::TakeFlushed, MAP, Act::TakeUnflushed] {
-            assert_eq!(judged(&udevd, act), Usage::Transient);
+        for removal in [Removal::FlushedDisk, MAP, Removal::UnflushedDisk] {
+            assert_eq!(judged(&udevd, removal), Usage::Transient);
         }
     }
 
@@ -210,17 +210,17 @@ mod tests {
         let device = "dm-0".to_owned();
         let stacked = Holder::Stacked { device };
         let users = users(std::slice::from_ref(&stacked));
-        let going = users.judge_by(&|user| *user == stacked, Act::TakeFlushed);
+        let going = users.judge_by(&|user| *user == stacked, Removal::FlushedDisk);
         assert_eq!(going, Usage::Transient);
-        let stands = users.judge_by(&|_| false, Act::TakeFlushed);
+        let stands = users.judge_by(&|_| false, Removal::FlushedDisk);
         assert_eq!(stands, Usage::Busy(vec![stacked]));
     }
 
     #[test]
-    fn only_who_gives_up_what_is_unwritten_goes_on_beside_our_own_flush() {
+    fn only_a_caller_that_abandons_unwritten_data_goes_on_beside_our_own_flush() {
         let us = std::process::id();
         let flush = open(us, "agent", false);
-        let abandoning = Act::RemoveMap {
+        let abandoning = Removal::Map {
             beside_own_flush: true,
         };
         assert_eq!(judged(&flush, abandoning), Usage::Transient);
@@ -231,12 +231,12 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_somebody_unseen_has_claimed_is_not_taken_for_our_own_flush() {
-        assert!(!users(&[]).is_a_flush_of_ours_alone());
+    fn a_disk_that_an_unseen_process_has_claimed_is_not_taken_for_our_own_flush() {
+        assert!(!users(&[]).has_only_own_flush());
         let ours = open(std::process::id(), "agent", false);
         let both = [ours.clone(), open(1, "lunbd", false)];
-        assert!(users(&both).is_a_flush_of_ours_alone());
+        assert!(users(&both).has_only_own_flush());
         let with_another = [ours, open(1, "qemu", false)];
-        assert!(!users(&with_another).is_a_flush_of_ours_alone());
+        assert!(!users(&with_another).has_only_own_flush());
     }
 }

@@ -77,6 +77,8 @@ impl Engine {
     /// finishes it.
     ///
     /// # Errors
+    /// `InUse` at stage `journal`, with both names, if the record of another volume claims the
+    /// same source, backend id or unit: [forget](Journal::forget) the wrong one first.
     /// `NotFound` if the journal has no such volume and does not know its detach; at stage
     /// `journal` `Io` (the disk is full) and `TimedOut`. Else those of
     /// [`detach`](Self::detach).
@@ -114,7 +116,7 @@ impl Engine {
         let (roots, mode, disk) = (self.roots(), self.hub().mode(), device.disk());
         let mut watch = self.hub().watch(&device.index().name());
         let users = self.users_of(disk, Extent::BesideClaim, deadline)?;
-        if mode == Mode::Udev && users.has_udevs() {
+        if mode == Mode::Udev && users.has_udev() {
             // A probe may hang on a dead link, and then the flush is tried nevertheless.
             let limit = deadline.half();
             let _or_not = uevent::settle_again(&mut watch, mode, roots, disk.dir(), limit);
@@ -129,6 +131,7 @@ impl Engine {
         how: &DetachVolume,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
+        guard.require_sole_owner(&record)?;
         let operation = Operation::Detach {
             abandon_unwritten: how.abandon,
         };

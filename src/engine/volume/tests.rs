@@ -216,3 +216,39 @@ fn a_record_that_went_is_known_to_be_gone_also_where_the_disk_was_not_told() {
     assert_eq!(node.journal.records(), []);
     assert!(!node.journal.directory().join("pvc-1.json").exists());
 }
+
+#[test]
+fn a_restored_record_that_names_no_boot_is_not_one_of_this_boot() {
+    let root = tempfile::tempdir().unwrap();
+    let boot = root.path().join("proc/sys/kernel/random/boot_id");
+    fs::create_dir_all(boot.parent().unwrap()).unwrap();
+    fs::write(boot, "this\n").unwrap();
+    let engine = Engine::start(Roots::below(root.path())).unwrap();
+    let journal = engine.open_journal(soon()).unwrap();
+    let mut record = Node::new().begun();
+    record.spec.expect = None;
+    let aside = "pvc-1.json.set-aside-0";
+    let bytes = Record::seal(&serde_json::to_vec(&record).unwrap());
+    fs::write(journal.directory().join(aside), bytes).unwrap();
+    let restored = journal.restore(aside.as_ref(), soon()).unwrap();
+    assert_eq!(journal.record(&restored.volume).as_ref(), Some(&restored));
+    assert!(engine.is_renumbered(&restored, &restored.spec.sources[0]));
+}
+
+#[test]
+fn a_unit_that_two_records_claim_is_detached_for_neither() {
+    let node = Node::new();
+    let record = node.attached_before();
+    let other = Record {
+        volume: "pvc-2".parse().unwrap(),
+        ..record.clone()
+    };
+    for record in [record, other] {
+        let guard = node.journal.guard(&record.volume, None, soon());
+        guard.unwrap().write(record, soon()).unwrap();
+    }
+    let failure = node.detach(soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InUse);
+    let text = failure.to_string();
+    assert!(text.contains("pvc-1") && text.contains("pvc-2"), "{text}");
+}

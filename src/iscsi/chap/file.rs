@@ -44,7 +44,7 @@ enum SectionKey {
 /// ```
 #[derive(Debug, Default)]
 pub struct CredentialsFile {
-    for_everybody: Option<Credentials>,
+    defaults: Option<Credentials>,
     sections: Vec<(SectionKey, Credentials)>,
     is_open_to_others: bool,
 }
@@ -96,15 +96,15 @@ impl CredentialsFile {
     fn parse(text: &[u8]) -> Result<Self> {
         let lines = text.split(|byte| *byte == b'\n').zip(1..);
         let lines = lines.map(|(line, number)| (number, line.strip_suffix(b"\r").unwrap_or(line)));
-        let said = |(_, line): &(usize, &[u8])| !line.is_empty() && !line.starts_with(b"#");
-        let lines: Vec<(usize, &[u8])> = lines.filter(said).collect();
+        let has_text = |(_, line): &(usize, &[u8])| !line.is_empty() && !line.starts_with(b"#");
+        let lines: Vec<(usize, &[u8])> = lines.filter(has_text).collect();
         let mut file = Self::default();
         for section in lines.chunk_by(|_, (_, next)| !next.starts_with(b"[")) {
             let Some(((number, first), rest)) = section.split_first() else {
                 continue;
             };
             if !first.starts_with(b"[") {
-                file.for_everybody = Credentials::of_lines(section.iter().copied())?;
+                file.defaults = Credentials::of_lines(section.iter().copied())?;
                 continue;
             }
             let at = |what: &str| invalid(&format!("line {number}: {what}"));
@@ -116,7 +116,7 @@ impl CredentialsFile {
             let known = known.ok_or_else(|| at("this section has no user= and no secret="))?;
             file.sections.push((key, known));
         }
-        if file.for_everybody.is_none() && file.sections.is_empty() {
+        if file.defaults.is_none() && file.sections.is_empty() {
             return Err(invalid("no line user=NAME and no line secret=SECRET"));
         }
         Ok(file)
@@ -129,7 +129,7 @@ impl CredentialsFile {
         let of_target = target.and_then(|target| self.section(&SectionKey::Target(target.clone())));
         of_target
             .or_else(|| self.section(&SectionKey::Portal(portal.clone())))
-            .or(self.for_everybody.as_ref())
+            .or(self.defaults.as_ref())
     }
 
     fn section(&self, key: &SectionKey) -> Option<&Credentials> {
@@ -138,8 +138,8 @@ impl CredentialsFile {
         found.map(|(_, known)| known)
     }
 
-    fn for_everybody(&self) -> Option<&Credentials> {
-        self.for_everybody.as_ref()
+    fn defaults(&self) -> Option<&Credentials> {
+        self.defaults.as_ref()
     }
 
     /// Whether the file's permissions let other users read it.
@@ -148,11 +148,11 @@ impl CredentialsFile {
         self.is_open_to_others
     }
 
-    fn none_for_everybody() -> Error {
+    fn no_defaults() -> Error {
         invalid("no user= and no secret= before the first section")
     }
 
-    pub(super) fn none_for(target: Option<&Iqn>, portal: &Portal) -> Error {
+    pub(super) fn no_section(target: Option<&Iqn>, portal: &Portal) -> Error {
         let target = target.map(|target| format!("[{target}] and no section "));
         let target = target.unwrap_or_default();
         invalid(&format!(
@@ -170,8 +170,8 @@ impl Credentials {
     /// errors of reading a file.
     pub fn from_file(path: &Path) -> Result<Self> {
         let file = CredentialsFile::read(path)?;
-        let none = || CredentialsFile::none_for_everybody().with_path(path);
-        file.for_everybody().cloned().ok_or_else(none)
+        let none = || CredentialsFile::no_defaults().with_path(path);
+        file.defaults().cloned().ok_or_else(none)
     }
 }
 
@@ -190,20 +190,20 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::iscsi::Algorithms;
 
-    fn for_everybody(text: &[u8]) -> Credentials {
-        CredentialsFile::parse(text).unwrap().for_everybody.unwrap()
+    fn defaults(text: &[u8]) -> Credentials {
+        CredentialsFile::parse(text).unwrap().defaults.unwrap()
     }
 
     #[test]
     fn a_file_gives_one_way_and_mutual_credentials() {
-        let one_way = for_everybody(b"# me\nuser=joe\nsecret= a=b \r\n\n");
+        let one_way = defaults(b"# me\nuser=joe\nsecret= a=b \r\n\n");
         assert_eq!(one_way.user, "joe");
         assert_eq!(one_way.secret.bytes(), b" a=b ");
         assert!(one_way.target.is_none());
         assert_eq!(one_way.algorithms, Algorithms::default());
-        let chosen = for_everybody(b"user=joe\nsecret=a\nalgorithms=SHA3-256,SHA256\n");
+        let chosen = defaults(b"user=joe\nsecret=a\nalgorithms=SHA3-256,SHA256\n");
         assert_eq!(chosen.algorithms.to_string(), "SHA3-256,SHA256");
-        let mutual = for_everybody(b"user=joe\nsecret=a\ntarget_user=array\ntarget_secret=b");
+        let mutual = defaults(b"user=joe\nsecret=a\ntarget_user=array\ntarget_secret=b");
         let (user, secret) = mutual.target.unwrap();
         assert_eq!(
             (user.as_deref(), secret.bytes()),
@@ -241,7 +241,7 @@ mod tests {
         let text = b"[iqn.2003-01.org.lunbd:array]\nuser=array\nsecret=b\n";
         let file = CredentialsFile::parse(text).unwrap();
         assert!(file.find(Some(&other), &its).is_none());
-        let none = CredentialsFile::none_for(Some(&other), &its).to_string();
+        let none = CredentialsFile::no_section(Some(&other), &its).to_string();
         for whose in ["[iqn.2003-01.org.lunbd:other]", "[[::1]:3260]"] {
             assert!(none.contains(whose), "{none}");
         }

@@ -43,7 +43,7 @@ impl CredentialsSource {
             Self::File(path) => {
                 let file = CredentialsFile::read_within(path, deadline)?;
                 let known = file.find(target, portal).cloned();
-                let none = || CredentialsFile::none_for(target, portal).with_path(path);
+                let none = || CredentialsFile::no_section(target, portal).with_path(path);
                 known.ok_or_else(none)
             }
             Self::Environment(prefix) => Credentials::from_variables(prefix)?

@@ -93,12 +93,12 @@ impl SessionWatch {
                 self.take_wakes(deadline)?;
                 return Ok(None);
             };
-            let Some(heard) = listener.next_or(Some(self.wake.as_fd()), deadline)? else {
+            let Some(notification) = listener.next_or(Some(self.wake.as_fd()), deadline)? else {
                 // The byte that woke the wait is already in the socket.
                 self.take_wakes(Deadline::after(std::time::Duration::ZERO))?;
                 return Ok(None);
             };
-            if let Some(notice) = notice(heard) {
+            if let Some(notice) = notice(notification) {
                 return Ok(Some(notice));
             }
         }
@@ -133,8 +133,8 @@ fn failed(error: &io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("a pair of sockets: {error}")).at(Stage::Session)
 }
 
-fn notice(heard: Notification) -> Option<SessionNotice> {
-    match heard {
+fn notice(notification: Notification) -> Option<SessionNotice> {
+    match notification {
         Notification::ConnectionLost { session, .. } => Some(SessionNotice::Lost(session)),
         Notification::Pdu { session, pdu } => {
             let said = Response::decode(pdu.first_chunk::<HEADER>()?);
@@ -164,18 +164,18 @@ mod tests {
             event: 1,
             parameters: [0, 0, 9],
         };
-        let heard = |pdu: &[u8]| {
+        let notification = |pdu: &[u8]| {
             let pdu = pdu.to_vec();
             notice(Notification::Pdu { session, pdu })
         };
         assert_eq!(
-            heard(&pdu),
+            notification(&pdu),
             Some(SessionNotice::AsyncMessage(session, said))
         );
-        assert_eq!(heard(&pdu[..47]), None);
+        assert_eq!(notification(&pdu[..47]), None);
         // This is the answer to a logout by another process.
         pdu[0] = 0x26;
-        assert_eq!(heard(&pdu), None);
+        assert_eq!(notification(&pdu), None);
         let lost = Notification::ConnectionLost {
             session,
             error: 1020,

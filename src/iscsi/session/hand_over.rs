@@ -3,7 +3,7 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use super::incomplete::take_away;
+use super::incomplete::destroy_and_wait;
 use super::kept;
 use super::settings::{NewSessionSettings, RECOVERY, Settings};
 use super::{IscsiSession, KernelSession, SessionName, SessionOptions};
@@ -16,7 +16,7 @@ use crate::kernel::{Roots, worker};
 
 /// How long to wait until a failed session is gone: longer than the kernel takes to remove
 /// it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DESTROY_LIMIT: Duration = Duration::from_secs(10);
 
 /// Hands a connection that has logged in as `name` to the kernel, with all that was
 /// negotiated, and reads back that the session is logged in. It scans nothing, so it brings
@@ -46,12 +46,12 @@ pub fn hand_over(
     deadline: Deadline,
 ) -> Result<KernelSession> {
     options.require_valid()?;
-    let made = NewSessionSettings {
+    let new_session = NewSessionSettings {
         recovery: options.recovery_timeout.unwrap_or(RECOVERY),
         tunables: &options.tunables,
     };
-    let settings = Settings::of(name, &connection, Some(&made));
-    let of_host = kept::of_host(&options.local);
+    let settings = Settings::of(name, &connection, Some(&new_session));
+    let host_params = kept::host_params(&options.local);
     let most = |tunable| u16::try_from(options.tunables.value(tunable)).unwrap_or(u16::MAX);
     let (commands, depth) = (most(Tunable::CommandsMax), most(Tunable::QueueDepth));
     let (roots, what) = (
@@ -67,19 +67,21 @@ pub fn hand_over(
             let mut control = Control::open(&roots)?;
             // Held until the session is started, or gone again. The wait ends at half of the
             // time, so that the caller still gets its error.
-            let maker = CreateLock::wait(&roots, deadline.half())?;
+            let lock = CreateLock::wait(&roots, deadline.half())?;
             let cmd_sn = connection.session.cmd_sn;
-            let (id, host) = control.create_session(&maker, cmd_sn, commands, depth)?;
-            let standing = IscsiSession::new(&roots, id);
-            let begun = of_host
+            let (id, host) = control.create_session(&lock, cmd_sn, commands, depth)?;
+            let session = IscsiSession::new(&roots, id);
+            let begun = host_params
                 .iter()
                 .try_for_each(|(param, value)| control.set_of_host(host, *param, value))
-                .and_then(|()| begin(&mut control, &standing, &connection, &settings, deadline));
+                .and_then(|()| {
+                    start_session(&mut control, &session, &connection, &settings, deadline)
+                });
             match begun {
                 Ok(()) => Ok(KernelSession { id, host }),
                 Err(error) => {
-                    let patience = Deadline::after(PATIENCE);
-                    if let Err(left) = take_away(&mut control, &standing, patience) {
+                    let limit = Deadline::after(DESTROY_LIMIT);
+                    if let Err(left) = destroy_and_wait(&mut control, &session, limit) {
                         tracing::warn!(%id, error = %left, "cannot end a failed session");
                     }
                     Err(error)
@@ -89,19 +91,19 @@ pub fn hand_over(
     )
 }
 
-fn begin(
+fn start_session(
     control: &mut Control,
-    standing: &IscsiSession,
+    session: &IscsiSession,
     connection: &Connection,
     settings: &Settings,
     deadline: Deadline,
 ) -> Result<()> {
-    let id = standing.id();
+    let id = session.id();
     control.create_connection(id)?;
     control.bind(id, connection.stream.as_fd())?;
     settings.set(control, id)?;
     control.start(id)?;
-    let state = standing.state()?;
+    let state = session.state()?;
     if state.as_deref() != Some(IscsiSession::LOGGED_IN) {
         let state = state.as_deref().unwrap_or("gone");
         let message = format!("session {id} was started and is {state}");

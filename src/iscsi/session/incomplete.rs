@@ -8,15 +8,8 @@ use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, Result, Stage};
 use crate::id::SessionId;
 use crate::kernel::device_dir::DeviceDir;
-use crate::kernel::iscsi_netlink::{Control, NoMaker, Stop};
+use crate::kernel::iscsi_netlink::{Control, CreateGuard, Stop};
 use crate::kernel::{Roots, worker};
-
-/// While this exists, no process of this machine makes a session, in any container: see
-/// [`lock_creation`].
-#[derive(Debug)]
-pub struct CreateGuard {
-    _nobody: NoMaker,
-}
 
 /// Waits until no process is between making a session and starting it, and keeps it so until
 /// the guard is dropped. No process still works on a session of ours that is `FREE` then and
@@ -27,8 +20,7 @@ pub struct CreateGuard {
 /// # Errors
 /// `InUse` if another process made sessions all the time until `deadline`.
 pub fn lock_creation(roots: &Roots, deadline: Deadline) -> Result<CreateGuard> {
-    let nobody = NoMaker::wait(roots, deadline)?;
-    Ok(CreateGuard { _nobody: nobody })
+    CreateGuard::wait(roots, deadline)
 }
 
 /// Destroys the sessions that lunbd made and that never got all of their names, and returns
@@ -49,10 +41,10 @@ pub fn lock_creation(roots: &Roots, deadline: Deadline) -> Result<CreateGuard> {
 /// stage `session`.
 pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> {
     // Mostly there is none, and then no login has to wait.
-    if unnamed(roots)?.is_empty() {
+    if incomplete_sessions(roots)?.is_empty() {
         return Ok(Vec::new());
     }
-    let nobody = NoMaker::wait(roots, deadline).map_err(|error| error.at(Stage::Session))?;
+    let guard = CreateGuard::wait(roots, deadline).map_err(|error| error.at(Stage::Session))?;
     let roots = roots.clone();
     worker::run(
         Stage::Session,
@@ -62,26 +54,26 @@ pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<Sessi
         move || {
             let mut control = Control::open(&roots)?;
             let mut ended = Vec::new();
-            for session in unnamed(&roots)? {
-                let taken = take_away(&mut control, &session, deadline);
+            for session in incomplete_sessions(&roots)? {
+                let destroyed = destroy_and_wait(&mut control, &session, deadline);
                 // Another process was logging it out.
-                if matches!(taken, Ok(false)) || (taken.is_err() && !session.is_there()) {
+                if matches!(destroyed, Ok(false)) || (destroyed.is_err() && !session.is_there()) {
                     continue;
                 }
-                taken?;
+                destroyed?;
                 tracing::info!(session = %session.id(), "destroyed: the process that created it was killed");
                 ended.push(session.id());
             }
-            drop(nobody);
+            drop(guard);
             Ok(ended)
         },
     )
 }
 
-fn unnamed(roots: &Roots) -> Result<Vec<IscsiSession>> {
+fn incomplete_sessions(roots: &Roots) -> Result<Vec<IscsiSession>> {
     let mut found = Vec::new();
     for session in IscsiSession::all(roots)? {
-        if session.is_unnamed(roots)? {
+        if session.is_incomplete(roots)? {
             found.push(session);
         }
     }
@@ -90,22 +82,22 @@ fn unnamed(roots: &Roots) -> Result<Vec<IscsiSession>> {
 
 /// Destroys what there is of a session without devices, and waits until it is gone with its
 /// host, which the kernel removes by itself after its answer
-/// (`ISCSI_UEVENT_DESTROY_SESSION_ASYNC`). `false` if another process had told the kernel to
-/// destroy it. **Blocks.**
-pub(super) fn take_away(
+/// (`ISCSI_UEVENT_DESTROY_SESSION_ASYNC`). `false` if another process had requested its
+/// destruction. **Blocks.**
+pub(super) fn destroy_and_wait(
     control: &mut Control,
-    standing: &IscsiSession,
+    session: &IscsiSession,
     deadline: Deadline,
 ) -> Result<bool> {
-    let id = standing.id();
-    let path = standing.host_dir()?;
+    let id = session.id();
+    let path = session.host_dir()?;
     let host = path.as_deref().map(DeviceDir::open).transpose()?.flatten();
     // The kernel refuses to stop a connection that was never bound, and to destroy one that
     // was never made: only the result of the last step counts.
     let stopped = control.stop(id, Stop::Terminate);
     let connection = control.destroy_connection(id);
-    tracing::debug!(%id, ?stopped, ?connection, "a session is taken away");
-    let told = match control.destroy_session(id) {
+    tracing::debug!(%id, ?stopped, ?connection, "destroys a session without devices");
+    let is_ours = match control.destroy_session(id) {
         // The kernel no longer finds it by its number, but sysfs shows it until it is gone.
         Err(error) if is_unknown(&error) => false,
         done => done.map(|()| true)?,
@@ -115,13 +107,13 @@ pub(super) fn take_away(
         matches!(read, Some(Ok(Some(_))))
     };
     let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
-    while standing.is_there() || host_is_there() {
+    while session.is_there() || host_is_there() {
         if deadline.has_passed() {
             let what = format!("session {id} to be gone");
             let error = Error::timed_out(Stage::Session, deadline, &what);
-            return Err(error.with_last_seen(standing.describe()));
+            return Err(error.with_last_seen(session.describe()));
         }
         deadline.pause(pauses.pause());
     }
-    Ok(told)
+    Ok(is_ours)
 }

@@ -19,6 +19,15 @@ pub struct IscsiSession {
     connection: PathBuf,
 }
 
+/// Which parts of a connection's PDUs have a checksum (CRC32C).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Digests {
+    /// The headers.
+    pub header: bool,
+    /// The data.
+    pub data: bool,
+}
+
 /// The status of a session's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionStatus {
@@ -165,7 +174,7 @@ impl IscsiSession {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn is_nameless(&self) -> Result<bool> {
+    pub fn has_no_names(&self) -> Result<bool> {
         if !self.carries_no_io()? || !self.is_of_no_process()? {
             return Ok(false);
         }
@@ -180,9 +189,10 @@ impl IscsiSession {
 
     /// Whether it is a session of `iscsi_tcp` that was made as ours are, or has our mark, and
     /// lacks some of its names: a process is making it, or was killed while it did.
-    pub(super) fn is_unnamed(&self, roots: &Roots) -> Result<bool> {
-        let is_made_so = self.carries_no_io()? && (self.is_nameless()? || self.is_lunbd_owned()?);
-        if !is_made_so || self.name()?.is_some() {
+    pub(super) fn is_incomplete(&self, roots: &Roots) -> Result<bool> {
+        let may_be_ours =
+            self.carries_no_io()? && (self.has_no_names()? || self.is_lunbd_owned()?);
+        if !may_be_ours || self.name()?.is_some() {
             return Ok(false);
         }
         let Some(host) = self.host()? else {
@@ -353,12 +363,15 @@ impl IscsiSession {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn digests(&self) -> Result<(bool, bool)> {
+    pub fn digests(&self) -> Result<Digests> {
         let has = |name| {
             let value = self.connection_attribute(name)?;
             Ok::<_, Error>(value.as_deref() == Some("1"))
         };
-        Ok((has("header_digest")?, has("data_digest")?))
+        Ok(Digests {
+            header: has("header_digest")?,
+            data: has("data_digest")?,
+        })
     }
 
     pub(super) fn has_connection(&self) -> bool {

@@ -1,7 +1,7 @@
 //! The settings that a session keeps over a loss, so that any process logs it in again
 //! unchanged.
 
-use super::unmet::stated;
+use super::unmet::non_null;
 use super::{IscsiSession, SessionOptions};
 use crate::error::{Error, Result};
 use crate::iscsi::tunables::{Tunable, Tunables};
@@ -14,7 +14,7 @@ const SOURCE: &str = "lunbd:source:";
 
 /// The parameters of a session's host that store the local end of its connection in the
 /// kernel, for as long as the session exists.
-pub(super) fn of_host(local: &LocalEnd) -> Vec<(HostParam, String)> {
+pub(super) fn host_params(local: &LocalEnd) -> Vec<(HostParam, String)> {
     let interface = local.interface.as_ref();
     let interface = interface.map(|name| (HostParam::NetworkInterface, name.to_string()));
     let mark = |address| (HostParam::HardwareAddress, format!("{SOURCE}{address}"));
@@ -30,7 +30,7 @@ impl SessionOptions {
     ///
     /// # Errors
     /// Those of reading sysfs.
-    pub(crate) fn kept_by(mut self, session: &IscsiSession) -> Result<Self> {
+    pub(crate) fn with_settings_of(mut self, session: &IscsiSession) -> Result<Self> {
         let of_session = |name| Ok::<_, Error>(number(session.attribute(name)?));
         let of_connection = |name| Ok::<_, Error>(number(session.connection_attribute(name)?));
         let max = of_session("max_burst_len")?;
@@ -53,8 +53,8 @@ impl SessionOptions {
             }
         }
         self.tunables = tunables;
-        let interface = session.host_attribute("netdev")?.and_then(stated);
-        let mark = session.host_attribute("hwaddress")?.and_then(stated);
+        let interface = session.host_attribute("netdev")?.and_then(non_null);
+        let mark = session.host_attribute("hwaddress")?.and_then(non_null);
         self.local = LocalEnd {
             interface: interface.and_then(|name| name.parse().ok()),
             address: mark.and_then(|mark| mark.strip_prefix(SOURCE)?.parse().ok()),
@@ -88,14 +88,14 @@ mod tests {
             interface: Some("eth0".parse().unwrap()),
             address: Some("fe80::5".parse().unwrap()),
         };
-        let told = of_host(&local);
+        let params = host_params(&local);
         let values = [
             (&class, "first_burst_len", "65536"),
             (&class, "max_burst_len", "16384"),
             (&connection, "max_recv_dlength", "0"),
             (&connection, "max_xmit_dlength", "8192"),
-            (&host, "netdev", &told[0].1),
-            (&host, "hwaddress", &told[1].1),
+            (&host, "netdev", &params[0].1),
+            (&host, "hwaddress", &params[1].1),
         ];
         for (dir, name, value) in values {
             fs::create_dir_all(dir).unwrap();
@@ -111,7 +111,7 @@ mod tests {
         }
         let session = IscsiSession::new(&roots, SessionId(4));
         let options = SessionOptions::new("iqn.2026-01.example:host".parse().unwrap());
-        let options = options.kept_by(&session).unwrap();
+        let options = options.with_settings_of(&session).unwrap();
         let chosen = |tunable| options.tunables.chosen(tunable);
         assert_eq!(chosen(Tunable::FirstBurst), Some(16384));
         assert_eq!(chosen(Tunable::MaxBurst), Some(16384));
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(options.local, local);
         fs::write(host.join("netdev"), "(null)\n").unwrap();
         fs::write(host.join("hwaddress"), "02:00:00:00:00:01\n").unwrap();
-        let options = options.kept_by(&session).unwrap();
+        let options = options.with_settings_of(&session).unwrap();
         assert_eq!(options.local, LocalEnd::default());
     }
 }

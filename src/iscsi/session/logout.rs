@@ -54,8 +54,8 @@ pub fn log_out(roots: &Roots, session: &IscsiSession, deadline: Deadline) -> Res
     )
 }
 
-/// Asks the target to close the session. If the target does not answer by `patience`, this
-/// returns anyway: closing the connection ends the session too.
+/// Asks the target to close the session. If the target does not answer by
+/// `logout_deadline`, this returns anyway: closing the connection ends the session too.
 pub(in crate::iscsi) fn request_logout(
     control: &mut Control,
     listener: &mut Listener,
@@ -72,8 +72,8 @@ pub(in crate::iscsi) fn request_logout(
         tracing::debug!(%id, %error, "no logout could be sent");
         return Ok(());
     }
-    while let Some(heard) = listener.next(logout_deadline)? {
-        match heard {
+    while let Some(notification) = listener.next(logout_deadline)? {
+        match notification {
             Notification::Pdu { session, pdu } if session == id => {
                 let header = pdu.first_chunk::<HEADER>();
                 let response = header.map(Response::decode);
@@ -139,9 +139,9 @@ impl SessionLogout {
         let session = self.session.clone();
         // The kernel clears the target's number first and removes the devices after it
         // (`__iscsi_unbind_session`).
-        self.wait_for("its target to be taken away", |heard| {
-            let is_said = *heard == Some(Notification::Unbound(id));
-            Ok(is_said || session.is_unbound()? && session.devices()?.is_empty())
+        self.wait_for("its target to be removed", |notification| {
+            let is_reported = *notification == Some(Notification::Unbound(id));
+            Ok(is_reported || session.is_unbound()? && session.devices()?.is_empty())
         })
     }
 
@@ -179,14 +179,14 @@ impl SessionLogout {
         is_done: impl Fn(&Option<Notification>) -> Result<bool>,
     ) -> Result<()> {
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
-        let mut heard = None;
-        while !is_done(&heard)? {
+        let mut notification = None;
+        while !is_done(&notification)? {
             if self.deadline.has_passed() {
                 let what = format!("session {}: {what}", self.session.id());
                 let error = Error::timed_out(Stage::Logout, self.deadline, &what);
                 return Err(error.with_last_seen(self.session.describe()));
             }
-            heard = self.listener.next(self.deadline.at_most(pauses.pause()))?;
+            notification = self.listener.next(self.deadline.at_most(pauses.pause()))?;
         }
         Ok(())
     }

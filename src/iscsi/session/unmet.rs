@@ -62,7 +62,7 @@ impl IscsiSession {
                 found.map(|value| value.to_string()),
             );
         }
-        let of_host = |name| self.host_attribute(name).ok().flatten().and_then(stated);
+        let of_host = |name| self.host_attribute(name).ok().flatten().and_then(non_null);
         if let Some(interface) = &options.local.interface {
             compare("interface", interface.to_string(), of_host("netdev"));
         }
@@ -109,7 +109,7 @@ impl IscsiSession {
 }
 
 /// The text; `None` if it is what the kernel prints for no value.
-pub(super) fn stated(text: impl AsRef<str>) -> Option<String> {
+pub(super) fn non_null(text: impl AsRef<str>) -> Option<String> {
     let text = text.as_ref().trim();
     let is_none = matches!(text, "" | "(null)" | "<NULL>");
     (!is_none).then(|| text.to_owned())

@@ -50,7 +50,7 @@ pub(crate) enum Notification {
 pub(crate) struct Listener {
     socket: Socket,
     buffer: Vec<u8>,
-    heard: VecDeque<Notification>,
+    queue: VecDeque<Notification>,
 }
 
 impl Listener {
@@ -73,7 +73,7 @@ impl Listener {
             .map(|socket| Self {
                 socket,
                 buffer: Vec::with_capacity(LONGEST),
-                heard: VecDeque::new(),
+                queue: VecDeque::new(),
             })
             .map_err(|error: io::Error| failed("cannot listen to the kernel's iSCSI", &error))
     }
@@ -90,8 +90,8 @@ impl Listener {
         deadline: Deadline,
     ) -> Result<Option<Notification>> {
         loop {
-            if let Some(heard) = self.heard.pop_front() {
-                return Ok(Some(heard));
+            if let Some(notification) = self.queue.pop_front() {
+                return Ok(Some(notification));
             }
             if !self.receive()? && !self.wait(other, deadline)? {
                 return Ok(None);
@@ -109,16 +109,16 @@ impl Listener {
                 tracing::debug!(%sender, "a netlink message from an unknown sender");
             }
             Ok((length, _)) if length != self.buffer.len() => {
-                self.heard.push_back(Notification::Missed);
+                self.queue.push_back(Notification::Missed);
             }
             Ok(_) => {
-                let news = iscsi::messages(&self.buffer).filter_map(iscsi::event);
-                self.heard.extend(news.filter_map(heard));
+                let events = iscsi::messages(&self.buffer).filter_map(iscsi::event);
+                self.queue.extend(events.filter_map(notification_of));
             }
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::EAGAIN) => return Ok(false),
                 Some(Errno::EINTR) => {}
-                Some(Errno::ENOBUFS) => self.heard.push_back(Notification::Missed),
+                Some(Errno::ENOBUFS) => self.queue.push_back(Notification::Missed),
                 _ => return Err(failed("cannot hear the kernel's iSCSI", &error)),
             },
         }
@@ -155,8 +155,8 @@ impl AsFd for Listener {
     }
 }
 
-fn heard(news: KernelEvent<'_>) -> Option<Notification> {
-    Some(match news {
+fn notification_of(event: KernelEvent<'_>) -> Option<Notification> {
+    Some(match event {
         KernelEvent::ReceivedPdu { sid, pdu, .. } => Notification::Pdu {
             session: SessionId(sid),
             pdu: pdu.to_vec(),

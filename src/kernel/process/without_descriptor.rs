@@ -22,14 +22,14 @@ use crate::kernel::worker::{self, Pending};
 
 /// How long one process may take. If the process changes its memory only for a moment, the
 /// kernel answers within this time.
-const LONGEST: Duration = Duration::from_secs(2);
+const MAX_PROCESS_TIME: Duration = Duration::from_secs(2);
 
 /// A busy machine may take this long to run a thread.
-const SHORTEST: Duration = Duration::from_millis(200);
+const MIN_PROCESS_TIME: Duration = Duration::from_millis(200);
 
 /// One process takes no more than this part of the time that the caller has left, so that
 /// several that hang leave most of it.
-const PART: u32 = 8;
+const PART_OF_TIME: u32 = 8;
 
 /// A process whose descriptors were read.
 #[derive(Debug, Clone)]
@@ -71,19 +71,19 @@ pub(super) fn read(
         let is_hanging = |process: &Process| given_up.contains_key(&process.pid);
         processes.into_iter().partition(is_hanging)
     };
-    let unseen = |process: &Process| Found {
+    let not_whole = |process: &Process| Found {
         pid: process.pid,
         opened: Vec::new(),
         is_whole: false,
     };
-    found.extend(hanging.iter().map(unseen));
+    found.extend(hanging.iter().map(not_whole));
     let mut left = VecDeque::from(left);
     while !left.is_empty() && !deadline.has_passed() {
         let Ok((pending, results)) = start(roots, wanted, &left) else {
             break;
         };
         let answered = loop {
-            match next(&results, patience(deadline)) {
+            match next(&results, process_limit(deadline)) {
                 Ok(one) => {
                     left.pop_front();
                     found.push(one);
@@ -98,35 +98,35 @@ pub(super) fn read(
         }
         if let Some(process) = left.pop_front() {
             tracing::warn!(pid = process.pid, "the kernel does not show its mappings");
-            found.push(unseen(&process));
+            found.push(not_whole(&process));
             GIVEN_UP.lock().insert(process.pid, pending);
         }
     }
-    found.extend(left.iter().map(unseen));
+    found.extend(left.iter().map(not_whole));
     found
 }
 
-/// Until when to wait for the next process.
-fn patience(deadline: Deadline) -> Deadline {
-    let part = (deadline.remaining() / PART).clamp(SHORTEST, LONGEST);
+/// The deadline for the next process.
+fn process_limit(deadline: Deadline) -> Deadline {
+    let part = (deadline.remaining() / PART_OF_TIME).clamp(MIN_PROCESS_TIME, MAX_PROCESS_TIME);
     deadline.at_most(part)
 }
 
-type Begun = (Pending<()>, Receiver<Found>);
+type RunningScan = (Pending<()>, Receiver<Found>);
 
 /// Looks at each process in its turn, on a thread that may never return.
 fn start(
     roots: &Roots,
     wanted: &[NumberedDevice],
     processes: &VecDeque<Process>,
-) -> crate::error::Result<Begun> {
+) -> crate::error::Result<RunningScan> {
     let (roots, wanted, processes) = (roots.clone(), wanted.to_vec(), processes.clone());
     let (done, results) = mpsc::channel();
     let pending = worker::start_with_own_fd_table(Stage::Claim, move || {
         let mut mappings = Mappings::default();
         for process in &processes {
             if done
-                .send(look(&roots, &wanted, process, &mut mappings))
+                .send(read_process(&roots, &wanted, process, &mut mappings))
                 .is_err()
             {
                 break;
@@ -146,7 +146,7 @@ fn next(results: &Receiver<Found>, until: Deadline) -> Result<Found, RecvTimeout
     }
 }
 
-fn look(
+fn read_process(
     roots: &Roots,
     wanted: &[NumberedDevice],
     process: &Process,

@@ -16,13 +16,21 @@ use crate::iscsi::{
     CredentialsSource, INITIATOR_NAME_FILE, SessionOptions, Tunables, initiator_name,
 };
 
-#[derive(Deserialize)]
+/// The content of a file of wanted volumes, of the format that [`Desired`] shows. It has been
+/// parsed, and `Desired::try_from` checks it and reads this machine's iSCSI name where a volume
+/// needs it. [`Desired`] itself can be deserialised too, but then every failure is the
+/// deserialiser's error.
+///
+/// # Errors
+/// Those of `Desired::try_from` are of kind `InvalidInput`, `InUse` if two volumes exclude each
+/// other, and those of [`initiator_name`].
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct File {
+pub struct DesiredFile {
     volume: Option<Vec<Volume>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Volume {
     id: VolumeId,
@@ -38,7 +46,7 @@ struct Volume {
     nbd: Option<Nbd>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LogIn {
     initiator: Option<Iqn>,
@@ -55,14 +63,14 @@ struct LogIn {
 }
 
 /// `true`, `false` or `"require"`.
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "digests are true, false or \"require\"")]
 enum Digests {
     Offer(bool),
     How(How),
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum How {
     Require,
@@ -74,7 +82,7 @@ impl Default for Digests {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nbd {
     backend: Option<BackendId>,
@@ -108,19 +116,25 @@ fn index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<NbdIndex>,
         .ok_or_else(|| serde::de::Error::custom(format!("{number} is no index of an NBD device")))
 }
 
-impl TryFrom<File> for Desired {
+impl TryFrom<DesiredFile> for Desired {
     type Error = Error;
 
-    fn try_from(file: File) -> Result<Self> {
+    fn try_from(file: DesiredFile) -> Result<Self> {
+        file.desired(Path::new(INITIATOR_NAME_FILE))
+    }
+}
+
+impl DesiredFile {
+    pub(super) fn desired(self, initiator_file: &Path) -> Result<Desired> {
         // A file that its writer has emptied and will fill again must not detach every
         // volume.
-        let Some(volumes) = file.volume else {
+        let Some(volumes) = self.volume else {
             let message = "it names no volume: `volume = []` says that none is wanted";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         };
-        let mut desired = Self::default();
+        let mut desired = Desired::default();
         for volume in volumes {
-            let request = volume.request()?;
+            let request = volume.request(initiator_file)?;
             desired.insert(volume.id.clone(), &request)?;
             desired.set_min_size(&volume.id, volume.min_size)?;
         }
@@ -133,7 +147,7 @@ impl Volume {
         self.source.iter().chain(&self.sources)
     }
 
-    fn request(&self) -> Result<AttachRequest> {
+    fn request(&self, initiator_file: &Path) -> Result<AttachRequest> {
         let refused = |what: &str| {
             let message = format!("volume {}: {what}", self.id);
             Err(Error::new(ErrorKind::InvalidInput, message))
@@ -161,7 +175,7 @@ impl Volume {
             if !self.all_sources().any(|s| matches!(s, Source::Iscsi(_))) {
                 return refused("log_in is for iSCSI sources");
             }
-            let options = log_in.options();
+            let options = log_in.options(initiator_file);
             let options = options.map_err(|error| of_volume(&self.id, &error))?;
             request = request.log_in(options);
         }
@@ -177,10 +191,10 @@ impl Volume {
 }
 
 impl LogIn {
-    fn options(&self) -> Result<SessionOptions> {
+    fn options(&self, initiator_file: &Path) -> Result<SessionOptions> {
         let initiator = match &self.initiator {
             Some(name) => name.clone(),
-            None => initiator_name(Path::new(INITIATOR_NAME_FILE))?,
+            None => initiator_name(initiator_file)?,
         };
         let mut options = SessionOptions::new(initiator).tunables(self.tune.clone());
         if let Some(name) = &self.interface {

@@ -280,3 +280,29 @@ fn two_files_that_differ_in_the_case_of_a_target_alone_are_not_spelt_alike() {
     assert!(!lower.is_spelt_as(&capital));
     assert!(lower.is_spelt_as(&wants("array")));
 }
+
+#[test]
+fn a_machine_without_an_iscsi_name_is_not_the_files_fault() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("initiatorname.iscsi");
+    let mut file = logs_in(&json!({}));
+    let volume = &mut file["volume"][0];
+    volume["log_in"]
+        .as_object_mut()
+        .unwrap()
+        .remove("initiator");
+    let desired = || {
+        let file: DesiredFile = serde_json::from_value(file.clone()).unwrap();
+        file.desired(&name)
+    };
+    let error = desired().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let text = error.to_string();
+    let create = "lunbd initiator-name --create";
+    assert!(
+        text.contains("volume a: ") && text.contains(create),
+        "{text}"
+    );
+    std::fs::write(&name, "InitiatorName=iqn.2026-01.example:host\n").unwrap();
+    assert_eq!(desired().unwrap().len(), 1);
+}

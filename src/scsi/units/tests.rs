@@ -26,7 +26,7 @@ impl Machine {
         fs::create_dir_all(roots.sysfs.join("bus/scsi/devices")).unwrap();
         let (changes, noted) = Changes::for_test(device_in);
         let mut units = Units::of(Some(changes));
-        units.asked = WALKS;
+        units.queries = QUERIES_WITHOUT_INDEX;
         Self {
             _root: root,
             roots,
@@ -82,8 +82,8 @@ impl Machine {
         addresses(&found.unwrap())
     }
 
-    fn leaving(&mut self) -> Vec<String> {
-        addresses(&self.units.leaving(&self.roots).unwrap())
+    fn being_removed(&mut self) -> Vec<String> {
+        addresses(&self.units.being_removed(&self.roots).unwrap())
     }
 }
 
@@ -105,7 +105,7 @@ fn a_device_that_another_process_adds_or_removes_is_seen_by_its_event() {
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
     machine.event("2:0:0:1");
     assert_eq!(machine.candidates(ONE), ["4:0:0:1"]);
-    assert!(machine.leaving().is_empty());
+    assert!(machine.being_removed().is_empty());
     // Another unit gets the address of the removed one.
     machine.add("2:0:0:1", OTHER);
     assert_eq!(machine.candidates(OTHER), ["2:0:0:1", "3:0:0:1"]);
@@ -149,20 +149,20 @@ fn a_device_is_leaving_from_the_event_of_its_removal_until_its_directory_is_gone
     let mut machine = Machine::new();
     machine.add("2:0:0:1", ONE);
     machine.add("2:0:0:2", OTHER);
-    assert!(machine.leaving().is_empty());
+    assert!(machine.being_removed().is_empty());
     // The event comes while the device is still on the bus.
     fs::write(machine.dir("2:0:0:1").join("state"), "cancel\n").unwrap();
     machine.event("2:0:0:1");
     assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
     fs::remove_file(machine.link("2:0:0:1")).unwrap();
-    assert_eq!(machine.leaving(), ["2:0:0:1"]);
+    assert_eq!(machine.being_removed(), ["2:0:0:1"]);
     assert!(machine.candidates(ONE).is_empty());
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
-    assert!(machine.leaving().is_empty());
+    assert!(machine.being_removed().is_empty());
     // This device was added and removed since the last query.
     machine.add("2:0:0:3", ONE);
     fs::remove_file(machine.link("2:0:0:3")).unwrap();
-    assert_eq!(machine.leaving(), ["2:0:0:3"]);
+    assert_eq!(machine.being_removed(), ["2:0:0:3"]);
 }
 
 #[test]
@@ -170,9 +170,9 @@ fn a_device_that_was_leaving_before_the_index_was_made_is_leaving() {
     let mut machine = Machine::new();
     machine.show("2:0:0:1", ONE);
     fs::remove_file(machine.link("2:0:0:1")).unwrap();
-    assert_eq!(machine.leaving(), ["2:0:0:1"]);
+    assert_eq!(machine.being_removed(), ["2:0:0:1"]);
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
-    assert!(machine.leaving().is_empty());
+    assert!(machine.being_removed().is_empty());
 }
 
 #[test]
@@ -208,15 +208,15 @@ fn siblings_are_those_of_the_target_and_a_name_is_found_whichever_it_is() {
 #[test]
 fn the_first_questions_of_a_process_and_all_without_events_look_at_each_device() {
     let mut machine = Machine::new();
-    machine.units.asked = 0;
+    machine.units.queries = 0;
     for last in [ONE, OTHER, ONE, OTHER] {
         machine.show("2:0:0:1", last);
         assert_eq!(machine.candidates(last), ["2:0:0:1"]);
         fs::remove_file(machine.link("2:0:0:1")).unwrap();
     }
-    assert!(machine.units.known.is_none());
+    assert!(machine.units.index.is_none());
     machine.units = Units::of(None);
-    machine.units.asked = WALKS;
+    machine.units.queries = QUERIES_WITHOUT_INDEX;
     machine.show("2:0:0:1", ONE);
     assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
     machine.show("3:0:0:1", ONE);
@@ -241,7 +241,7 @@ fn the_questions_of_one_more_device_read_as_much_beside_a_thousand_others_as_bes
         machine.add("3:0:0:1", ONE);
         let before = reads();
         assert_eq!(machine.candidates(ONE), ["3:0:0:1"]);
-        assert!(machine.leaving().is_empty());
+        assert!(machine.being_removed().is_empty());
         reads() - before
     };
     let few = read_beside(10);

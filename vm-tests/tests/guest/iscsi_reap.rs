@@ -27,7 +27,7 @@ fn reap(engine: &Engine) -> ReapReport {
 
 #[track_caller]
 fn only(reaping: ReapReport) -> StaleLun {
-    let [stale_lun] = <[StaleLun; 1]>::try_from(reaping.stale_luns).expect("one phantom");
+    let [stale_lun] = <[StaleLun; 1]>::try_from(reaping.stale_luns).expect("one stale LUN");
     stale_lun
 }
 

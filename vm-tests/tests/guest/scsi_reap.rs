@@ -14,7 +14,7 @@ fn reap(engine: &Engine) -> ReapReport {
     engine.reap(&ReapRequest::default(), soon()).unwrap()
 }
 
-fn foresee(engine: &Engine) -> ReapReport {
+fn dry_run(engine: &Engine) -> ReapReport {
     engine
         .reap(&ReapRequest::default().dry_run(), soon())
         .unwrap()
@@ -23,14 +23,14 @@ fn foresee(engine: &Engine) -> ReapReport {
 #[track_caller]
 fn only(reaping: ReapReport) -> StaleLun {
     println!("{reaping:?}");
-    let [stale_lun] = <[StaleLun; 1]>::try_from(reaping.stale_luns).expect("one phantom");
+    let [stale_lun] = <[StaleLun; 1]>::try_from(reaping.stale_luns).expect("one stale LUN");
     stale_lun
 }
 
 /// Requires that the device stays, because of this user.
 #[track_caller]
 fn is_kept(engine: &Engine, by: &str) {
-    for reaping in [foresee(engine), reap(engine)] {
+    for reaping in [dry_run(engine), reap(engine)] {
         let stale_lun = only(reaping);
         let ReapOutcome::Skipped(error) = stale_lun.outcome else {
             panic!("{stale_lun:?}");
@@ -50,13 +50,13 @@ fn a_lun_that_its_target_no_longer_lists_is_reaped_only_without_a_mount_holder_s
     assert!(reap(&engine).stale_luns.is_empty(), "all are there");
     let node = stale_lun.node.to_str().unwrap();
     guest::run(&["mkfs.ext4", "-q", "-F", node]);
-    fs::create_dir_all("/tmp/phantom").unwrap();
-    guest::run(&["mount", node, "/tmp/phantom"]);
+    fs::create_dir_all("/tmp/stale").unwrap();
+    guest::run(&["mount", node, "/tmp/stale"]);
     target.set("max_luns", 2);
-    is_kept(&engine, "mounted on /tmp/phantom");
+    is_kept(&engine, "mounted on /tmp/stale");
     target.set("max_luns", 4);
-    guest::run(&["umount", "/tmp/phantom"]);
-    fs::remove_dir("/tmp/phantom").unwrap();
+    guest::run(&["umount", "/tmp/stale"]);
+    fs::remove_dir("/tmp/stale").unwrap();
     assert!(reap(&engine).stale_luns.is_empty(), "it is there again");
 
     guest::run(&["mkswap", node]);
@@ -95,7 +95,7 @@ fn a_lun_that_its_target_no_longer_lists_is_reaped_only_without_a_mount_holder_s
     guest::udevd::settle();
 
     assert_eq!(target.devices().len(), 2);
-    let foreseen = only(foresee(&engine));
+    let foreseen = only(dry_run(&engine));
     assert!(
         matches!(foreseen.outcome, ReapOutcome::Reapable),
         "{foreseen:?}"
@@ -170,7 +170,7 @@ fn a_lun_whose_name_changed_is_left_where_no_name_of_it_is_unique() {
     let old = engine.attach(&AttachRequest::new(source), soon()).unwrap();
     guest::udevd::settle();
     target.set("vpd_use_hostno", 0);
-    for reaping in [foresee(&engine), reap(&engine)] {
+    for reaping in [dry_run(&engine), reap(&engine)] {
         assert!(reaping.stale_luns.is_empty(), "{reaping:?}");
         let [unproven] = &reaping.unproven[..] else {
             panic!("{reaping:?}");

@@ -206,7 +206,7 @@ fn reap() -> Column {
         target.set("max_luns", 2);
         let reaping = engine.reap(&ReapRequest::default(), soon()).unwrap();
         target.set("max_luns", 4);
-        let [stale_lun] = <[_; 1]>::try_from(reaping.stale_luns).expect("one phantom");
+        let [stale_lun] = <[_; 1]>::try_from(reaping.stale_luns).expect("one stale LUN");
         match stale_lun.outcome {
             ReapOutcome::Skipped(error) => Some(error),
             _ => None,

@@ -21,7 +21,7 @@ impl Followed {
         let (sender, receiver) = mpsc::channel();
         let path = path.to_owned();
         thread::spawn(move || {
-            while watch.wait(None).is_ok() {
+            while watch.wait(Duration::MAX).is_ok() {
                 if sender.send(fs::read_to_string(&path).ok()).is_err() {
                     return;
                 }
@@ -129,7 +129,11 @@ fn a_file_that_is_written_by_way_of_another_directory_is_read() {
 fn a_wait_ends_after_its_time_without_a_change() {
     let (_directory, path) = directory_with("old");
     let mut watch = FileWatch::of(&path).unwrap();
-    watch.wait(Some(Duration::from_millis(50))).unwrap();
+    assert!(!watch.wait(Duration::from_millis(50)).unwrap());
+    assert!(!watch.has_changed().unwrap());
+    fs::write(&path, "new").unwrap();
+    assert!(watch.has_changed().unwrap());
+    assert!(watch.wait(LIMIT).unwrap());
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest)
             ..Receipt::default()
         },
         devices: Vec::new(),
-        looked_at: Vec::new(),
+        first_paths: Vec::new(),
         timed_out: false,
         holder_vanished: false,
         replaced: Vec::new(),
@@ -67,14 +67,14 @@ fn what_a_path_beside_the_map_fails_to_write_back_did_not_go_through_the_map() {
     let paths = [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc"), ("3:0:0:4", "sdd")];
     let paths = paths.map(|(hctl, disk)| path(roots, hctl, disk));
     for path in &paths {
-        run.enter_into_receipt(path).unwrap();
+        run.add_to_receipt(path).unwrap();
     }
     let lost = |at: usize| FailedFlush::of(roots, paths[at].disk.as_ref().unwrap()).unwrap();
     let marks = [0, 1].map(lost);
     // This flush failed before the disk came below the map.
     marks[1].set(&Error::new(ErrorKind::Io, "the write failed"));
     let below: Vec<_> = paths[..2].iter().filter_map(|it| it.disk.clone()).collect();
-    run.enter_as_in_map(&paths, &below);
+    run.mark_in_map(&paths, &below);
     // The file is no disk, so its flush fails.
     let held = Arc::new(File::open(root.path()).unwrap());
     let mut flushes = Vec::new();

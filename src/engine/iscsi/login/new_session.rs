@@ -1,4 +1,4 @@
-//! One login, whose session ends with its attach unless that keeps it.
+//! One login, whose session ends with its attach unless the attach keeps it.
 
 use std::sync::Arc;
 use std::thread;
@@ -72,29 +72,29 @@ pub(super) fn log_in(
     options: &SessionOptions,
     deadline: Deadline,
 ) -> Result<Option<NewSession>> {
-    let alone = DeviceLock::take(roots, &login_lock_name(name), deadline)?;
-    let alone = destroy_abandoned(roots, alone, deadline)?;
-    if find(roots, name)? {
+    let lock = DeviceLock::take(roots, &login_lock_name(name), deadline)?;
+    let lock = destroy_abandoned(roots, lock, deadline)?;
+    if is_logged_in(roots, name)? {
         return Ok(None);
     }
     let connection = iscsi::connect(name, options, deadline)?;
-    let made = match iscsi::hand_over(roots, name, connection, options, deadline) {
+    let created = match iscsi::hand_over(roots, name, connection, options, deadline) {
         // The kernel still works on it, maybe with no process left to see it end.
         Err(error) if error.kind().is_timeout_or_cancel() => {
-            alone.abandon();
+            lock.abandon();
             return Err(error);
         }
-        made => made?,
+        created => created?,
     };
     Ok(Some(NewSession {
         roots: roots.clone(),
-        session: IscsiSession::new(roots, made.id),
+        session: IscsiSession::new(roots, created.id),
         is_kept: false,
     }))
 }
 
 /// Whether a session of this name serves I/O, no matter which program made it.
-fn find(roots: &Roots, name: &SessionName) -> Result<bool> {
+fn is_logged_in(roots: &Roots, name: &SessionName) -> Result<bool> {
     for session in IscsiSession::all(roots)? {
         let is_it = session.name()?.as_ref() == Some(name);
         if is_it && session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN) {

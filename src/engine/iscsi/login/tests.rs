@@ -29,7 +29,7 @@ fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
     let request = AttachRequest::new(one.clone()).path(other.clone());
     let options = SessionOptions::new("iqn.2026-01.example:one".parse().unwrap());
     let candidates = [candidate(&one, Some(SessionId(3))), candidate(&other, None)];
-    let names = wanted(&candidates, &request, &options);
+    let names = missing_sessions(&candidates, &request, &options);
     let targets: Vec<_> = names.iter().map(|name| name.target.as_str()).collect();
     assert_eq!(targets, ["iqn.2003-01.org.lunbd:b"]);
 
@@ -38,7 +38,7 @@ fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
     let mut sessions = Sessions::default();
     let no = Error::new(ErrorKind::Refused, "no");
     sessions.failures.extend(names.into_iter().zip([no]));
-    let why = candidates.map(|candidate| sessions.why_none(&candidate, &options).is_some());
+    let why = candidates.map(|candidate| sessions.login_error(&candidate, &options).is_some());
     assert_eq!(why, [false, true]);
 }
 

@@ -13,21 +13,23 @@ use crate::engine::iscsi::sessions::{destroy_abandoned, login_lock_name, share};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
-use crate::iscsi::{self, IscsiSession, Proven, SessionName, SessionOptions, SessionWaker};
+use crate::iscsi::{
+    self, Digests, IscsiSession, Proven, SessionName, SessionOptions, SessionWaker,
+};
 use crate::kernel::Roots;
 use crate::scsi::CallScheduler;
 
-/// An attempt that takes longer than this hangs.
-pub(super) const LONGEST: Duration = Duration::from_secs(15);
+/// An attempt that takes longer than this is overdue: it hangs.
+pub(super) const ATTEMPT_OVERDUE: Duration = Duration::from_secs(15);
 /// How long an attempt waits for a process that ends the session.
-const TO_SHARE: Duration = Duration::from_secs(1);
+const SHARE_LIMIT: Duration = Duration::from_secs(1);
 
 pub(super) struct RecoveryAttempt {
     pub(super) roots: Roots,
     pub(super) scheduler: CallScheduler,
     pub(super) session: IscsiSession,
     pub(super) credentials: Option<Arc<CredentialsFn>>,
-    pub(super) digests: (bool, bool),
+    pub(super) digests: Digests,
     /// Whether to log out of the target first.
     pub(super) logs_out_first: bool,
 }
@@ -48,7 +50,7 @@ pub(super) struct AttemptDone {
 
 impl RecoveryAttempt {
     /// Runs on a thread of its own, which sends its result and wakes the receiver.
-    pub(super) fn start(self, told: Sender<AttemptDone>, waker: SessionWaker) -> Result<()> {
+    pub(super) fn start(self, results: Sender<AttemptDone>, waker: SessionWaker) -> Result<()> {
         spawn(move || {
             let run = AssertUnwindSafe(|| self.run(Deadline::after(ATTEMPT_LIMIT)));
             // The caller's credentials function may panic, and a session without a result
@@ -62,7 +64,7 @@ impl RecoveryAttempt {
                 outcome,
             };
             // Where the receiver is gone, the attempt has still done its work.
-            let _ = told.send(done);
+            let _ = results.send(done);
             waker.wake();
         })
     }
@@ -76,17 +78,17 @@ impl RecoveryAttempt {
         // Reading the credentials may take long, so it happens before the lock.
         let options = self.options(&name);
         // The login lock admits one process to a session, whether it logs in or recovers.
-        let Some(alone) = DeviceLock::try_take(roots, &login_lock_name(&name))? else {
+        let Some(lock) = DeviceLock::try_take(roots, &login_lock_name(&name))? else {
             return Ok(AttemptOutcome::NotOurs);
         };
-        let _alone = destroy_abandoned(roots, alone, deadline)?;
+        let _lock = destroy_abandoned(roots, lock, deadline)?;
         let is_lost = self.is_lost()?;
         if !is_lost && !self.logs_out_first {
             return Ok(AttemptOutcome::NotOurs);
         }
         let options = options?;
         if !is_lost {
-            let Some(_right) = self.share(deadline)? else {
+            let Some(_shared) = self.share(deadline)? else {
                 return Ok(AttemptOutcome::NotOurs);
             };
             iscsi::logout_for_relogin(roots, session, deadline)?;
@@ -96,12 +98,12 @@ impl RecoveryAttempt {
         }
         // A process that ends the session does not have to wait for the target.
         let stop_connection = || {
-            let _right = self.share_of_lost(deadline)?;
+            let _shared = self.share_of_lost(deadline)?;
             iscsi::stop_connection(roots, session, deadline)
         };
         let connection = iscsi::connect_again(&name, &options, stop_connection, deadline)?;
         {
-            let _right = self.share_of_lost(deadline)?;
+            let _shared = self.share_of_lost(deadline)?;
             iscsi::rebind_connection(roots, session, &name, connection, deadline)?;
         }
         tracing::info!(%name, took = ?deadline.elapsed(), "logged in again");
@@ -110,10 +112,10 @@ impl RecoveryAttempt {
     }
 
     fn options(&self, name: &SessionName) -> Result<SessionOptions> {
-        let (header, data) = self.digests;
+        let Digests { header, data } = self.digests;
         let options = SessionOptions::new(name.initiator.clone())
             .digests(header, data)
-            .kept_by(&self.session)?;
+            .with_settings_of(&self.session)?;
         let credentials = match &self.credentials {
             Some(ask) => ask(name)?,
             None => None,
@@ -123,9 +125,9 @@ impl RecoveryAttempt {
         } else {
             options
         };
-        let had = self.session.proven()?;
-        if Proven::with(credentials.as_ref()) < had {
-            return Err(iscsi::unproven(&self.session, had));
+        let proven = self.session.proven()?;
+        if Proven::with(credentials.as_ref()) < proven {
+            return Err(iscsi::unproven(&self.session, proven));
         }
         Ok(match credentials {
             Some(credentials) => options.credentials(credentials),
@@ -140,17 +142,17 @@ impl RecoveryAttempt {
 
     /// Returns `None` where another process ends the session.
     fn share(&self, deadline: Deadline) -> Result<Option<DeviceLock>> {
-        let patience = deadline.at_most(TO_SHARE);
-        match share(&self.roots, &self.session, patience) {
+        let limit = deadline.at_most(SHARE_LIMIT);
+        match share(&self.roots, &self.session, limit) {
             Err(error) if error.kind().is_timeout_or_cancel() => Ok(None),
             shared => shared,
         }
     }
 
     fn share_of_lost(&self, deadline: Deadline) -> Result<DeviceLock> {
-        let right = self.share(deadline)?;
-        match right {
-            Some(right) if self.is_lost()? => Ok(right),
+        let shared = self.share(deadline)?;
+        match shared {
+            Some(shared) if self.is_lost()? => Ok(shared),
             _ => {
                 let id = self.session.id();
                 let message = format!("another process ends session {id}, or it is no longer lost");

@@ -39,9 +39,9 @@ pub(super) fn set_offline_running(
         tracing::warn!(session = %id, %error, "cannot check its devices");
         Vec::new()
     });
-    for (device, ailment) in devices {
+    for (device, fault) in devices {
         let hctl = device.hctl();
-        let ran = match ailment {
+        let ran = match fault {
             DeviceFault::Offline => run(&device),
             DeviceFault::NoSize => Ok(()),
         };
@@ -50,7 +50,7 @@ pub(super) fn set_offline_running(
             Ok(true) => {}
             Ok(false) => tracing::warn!(session = %id, %hctl, "the unit reports no size"),
             Err(error) => {
-                tracing::warn!(session = %id, %hctl, %error, "a device is still {ailment}");
+                tracing::warn!(session = %id, %hctl, %error, "a device is still {fault}");
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::iscsi::{Credentials, SessionName};
+use crate::iscsi::{Credentials, Digests, SessionName};
 
 pub(super) type CredentialsFn = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync;
 
@@ -13,7 +13,7 @@ pub(super) type CredentialsFn = dyn Fn(&SessionName) -> Result<Option<Credential
 #[derive(Clone, Default)]
 pub struct SessionRecoveryOptions {
     pub(super) credentials: Option<Arc<CredentialsFn>>,
-    pub(super) digests: (bool, bool),
+    pub(super) digests: Digests,
 }
 
 impl SessionRecoveryOptions {
@@ -42,7 +42,7 @@ impl SessionRecoveryOptions {
     /// for a session that was lost before this process saw it.
     #[must_use]
     pub fn digests(mut self, header: bool, data: bool) -> Self {
-        self.digests = (header, data);
+        self.digests = Digests { header, data };
         self
     }
 }

@@ -14,7 +14,7 @@ const LOOKS: u32 = 14;
 pub(super) struct RecoveryState {
     session: IscsiSession,
     /// When the kernel reported the loss.
-    heard: Option<Instant>,
+    loss_reported: Option<Instant>,
     /// Whether sysfs shows the loss too.
     lost: bool,
     looks_left: u32,
@@ -62,7 +62,7 @@ impl RecoveryState {
     pub(in crate::engine) fn new(session: IscsiSession, now: Instant) -> Self {
         Self {
             session,
-            heard: None,
+            loss_reported: None,
             lost: false,
             looks_left: LOOKS,
             due: Some(now),
@@ -87,12 +87,12 @@ impl RecoveryState {
     }
 
     /// Records that the kernel reported the loss; the first report counts.
-    pub(in crate::engine) fn heard(&mut self, now: Instant) {
-        self.heard.get_or_insert(now);
+    pub(in crate::engine) fn record_loss(&mut self, now: Instant) {
+        self.loss_reported.get_or_insert(now);
     }
 
-    pub(in crate::engine) fn seen(&self) -> Option<Instant> {
-        self.heard
+    pub(in crate::engine) fn loss_reported(&self) -> Option<Instant> {
+        self.loss_reported
     }
 
     pub(in crate::engine) fn tries(&self) -> u32 {
@@ -125,7 +125,7 @@ impl RecoveryState {
         true
     }
 
-    pub(super) fn is_lost_now(&mut self) {
+    pub(super) fn set_lost(&mut self) {
         self.lost = true;
     }
 
@@ -211,7 +211,7 @@ mod tests {
         recovery.look_again_at(now);
         assert!(recovery.look_once_more(now));
         // A session that was lost and is logged in again needs no further look.
-        recovery.is_lost_now();
+        recovery.set_lost();
         assert!(!recovery.look_once_more(now));
     }
 
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_wants_us_later_is_not_dialled_before() {
+    fn a_target_that_asks_for_a_later_login_is_not_dialled_before() {
         let now = Instant::now();
         let mut recovery = recovery(now);
         let later = now + Duration::from_secs(3);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_failure_is_told_once_until_another_comes() {
+    fn a_kind_of_failure_is_reported_once_until_another_comes() {
         let mut recovery = recovery(Instant::now());
         let kinds = [
             ErrorKind::Unreachable,
@@ -279,7 +279,7 @@ mod tests {
             ErrorKind::NotPermitted,
             ErrorKind::Unreachable,
         ];
-        let told = kinds.map(|kind| recovery.is_new_failure(kind));
-        assert_eq!(told, [true, false, true, true]);
+        let is_new = kinds.map(|kind| recovery.is_new_failure(kind));
+        assert_eq!(is_new, [true, false, true, true]);
     }
 }

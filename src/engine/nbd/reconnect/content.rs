@@ -141,7 +141,7 @@ impl NbdReconnect {
         let users = engine.users_of(disk, Extent::All, deadline)?;
         let may_write = |user: &Holder| {
             // What udev reads now is not in its record yet.
-            (witness == Witness::Udev && user.is_udevs())
+            (witness == Witness::Udev && user.is_of_udev())
                 || matches!(
                     user,
                     Holder::Open { writes: true, .. }

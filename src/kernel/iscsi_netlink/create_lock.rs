@@ -1,4 +1,4 @@
-//! The right to make sessions, which one process of the whole machine has at a time.
+//! The lock on the creation of sessions, which one process of the whole machine has at a time.
 //!
 //! A session's `creator` is the port number of the socket that requested it
 //! (`iscsi_if_create_session`), and an iscsid that starts takes over each session whose
@@ -21,11 +21,11 @@ use crate::kernel::Roots;
 use crate::kernel::locks;
 use crate::kernel::netlink_port::{self, Holder};
 
-/// The port -1 as an unsigned number.
-const NOBODY: u32 = u32::MAX;
+/// The port from which sessions are created: -1 as an unsigned number.
+const CREATOR_PORT: u32 = u32::MAX;
 /// How long to wait for a process that may make sessions to free the port: earlier versions
 /// of lunbd take no lock, and hold the port while they make a session.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PORT_LIMIT: Duration = Duration::from_secs(2);
 /// How many random ports are tried, since each may be taken.
 const MOST_TRIES: usize = 16;
 
@@ -40,7 +40,7 @@ pub(crate) struct CreateLock {
 
 /// While this exists, no process of this machine makes a session, in any container.
 #[derive(Debug)]
-pub(crate) struct NoMaker {
+pub struct CreateGuard {
     /// `None` if the process that has the port cannot make a session.
     _port: Option<Socket>,
     _lock: Flock<File>,
@@ -56,9 +56,9 @@ impl CreateLock {
     /// until `deadline`; `NotPermitted` without root.
     pub(crate) fn wait(roots: &Roots, deadline: Deadline) -> Result<Self> {
         let lock = lock(roots, deadline)?;
-        let socket = match bind(roots, deadline.at_most(PATIENCE))? {
-            Bound::Nobody(socket) => socket,
-            Bound::Taken(holder) => {
+        let socket = match bind(roots, deadline.at_most(PORT_LIMIT))? {
+            PortBinding::Bound(socket) => socket,
+            PortBinding::Taken(holder) => {
                 let (socket, port) = bind_another()?;
                 tracing::warn!(
                     "{} has the netlink port -1: a session is made from the port {port}, and an \
@@ -80,7 +80,7 @@ impl CreateLock {
     }
 }
 
-impl NoMaker {
+impl CreateGuard {
     /// Waits until no process makes a session, also none of an earlier version of lunbd, which
     /// holds the port alone. It does not wait for a process that has the port and cannot make
     /// a session.
@@ -91,11 +91,11 @@ impl NoMaker {
     pub(crate) fn wait(roots: &Roots, deadline: Deadline) -> Result<Self> {
         let lock = lock(roots, deadline)?;
         let port = match bind(roots, deadline)? {
-            Bound::Nobody(socket) => Some(socket),
-            Bound::Taken(holder) if !holder.may_administer => None,
-            Bound::Taken(holder) => {
+            PortBinding::Bound(socket) => Some(socket),
+            PortBinding::Taken(holder) if !holder.may_administer => None,
+            PortBinding::Taken(holder) => {
                 let message = format!(
-                    "{} has the netlink port by which sessions are made: it is to be ended where \
+                    "{} has the netlink port from which sessions are made: end that process where \
                      it is none of lunbd's",
                     holder.words
                 );
@@ -111,31 +111,33 @@ impl NoMaker {
 
 /// The process that has the port -1 now, in words; `None` if no process has it.
 pub(crate) fn holder_of_port(roots: &Roots) -> Option<String> {
-    netlink_port::holder(roots, NETLINK_ISCSI, NOBODY).map(|holder| holder.words)
+    netlink_port::holder(roots, NETLINK_ISCSI, CREATOR_PORT).map(|holder| holder.words)
 }
 
-enum Bound {
-    Nobody(Socket),
+enum PortBinding {
+    Bound(Socket),
     Taken(Holder),
 }
 
 /// Binds the port -1 as soon as it is free. It does not wait for a holder that cannot make
 /// sessions.
-fn bind(roots: &Roots, deadline: Deadline) -> Result<Bound> {
+fn bind(roots: &Roots, deadline: Deadline) -> Result<PortBinding> {
     let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(10));
-    let mut is_looked_at = false;
+    let mut is_checked = false;
     loop {
-        match open_as(NOBODY) {
+        match open_as(CREATOR_PORT) {
             Err(error) if is(&error, Errno::EADDRINUSE) => {}
-            opened => return opened.map(Bound::Nobody),
+            opened => return opened.map(PortBinding::Bound),
         }
-        if !is_looked_at || deadline.has_passed() {
-            is_looked_at = true;
-            match netlink_port::holder(roots, NETLINK_ISCSI, NOBODY) {
+        if !is_checked || deadline.has_passed() {
+            is_checked = true;
+            match netlink_port::holder(roots, NETLINK_ISCSI, CREATOR_PORT) {
                 Some(holder) if !holder.may_administer || deadline.has_passed() => {
-                    return Ok(Bound::Taken(holder));
+                    return Ok(PortBinding::Taken(holder));
                 }
-                None if deadline.has_passed() => return Ok(Bound::Taken(Holder::in_turn())),
+                None if deadline.has_passed() => {
+                    return Ok(PortBinding::Taken(Holder::one_after_another()));
+                }
                 _ => {}
             }
         }

@@ -39,41 +39,45 @@ pub(super) fn read(
     extent: Extent,
     deadline: Deadline,
 ) -> Result<Vec<Users>> {
-    let mut look = Look::at(disks)?;
+    let mut search = UserSearch::of_disks(disks)?;
     if extent == Extent::All {
-        look.read_exclusive(roots, deadline)?;
+        search.read_exclusive(roots, deadline)?;
     }
-    look.read_processes(roots, deadline)?;
-    look.read_without_process(roots, deadline)?;
-    let not_looked_at = look.not_looked_at;
+    search.read_processes(roots, deadline)?;
+    search.read_without_process(roots, deadline)?;
+    let not_looked_at = search.not_looked_at;
     let of_one = |found| Users {
         found,
         not_looked_at: not_looked_at.clone(),
     };
-    Ok(look.found.into_iter().map(of_one).collect())
+    Ok(search.found.into_iter().map(of_one).collect())
 }
 
 /// Reads the users of a SCSI device without a disk, by its directory in sysfs: the
 /// processes that have a character device of it open.
-pub(super) fn read_bare(roots: &Roots, device: &Path, deadline: Deadline) -> Result<Users> {
-    let mut look = Look::at_bare(device)?;
-    look.read_processes(roots, deadline)?;
+pub(super) fn read_diskless(roots: &Roots, device: &Path, deadline: Deadline) -> Result<Users> {
+    let mut search = UserSearch::of_diskless(device)?;
+    search.read_processes(roots, deadline)?;
     Ok(Users {
-        found: look.found.pop().unwrap_or_default(),
-        not_looked_at: look.not_looked_at,
+        found: search.found.pop().unwrap_or_default(),
+        not_looked_at: search.not_looked_at,
     })
 }
 
 /// The places that cannot be looked at, whatever the disk.
-pub(super) fn read_blind_spots(roots: &Roots, deadline: Deadline) -> Result<Vec<NotLookedAt>> {
-    let mut look = Look::at(&[])?;
-    look.read_exclusive(roots, deadline)?;
-    look.read_processes(roots, deadline)?;
-    look.read_without_process(roots, deadline)?;
-    Ok(look.not_looked_at)
+pub(super) fn read_places_not_looked_at(
+    roots: &Roots,
+    deadline: Deadline,
+) -> Result<Vec<NotLookedAt>> {
+    let mut search = UserSearch::of_disks(&[])?;
+    search.read_exclusive(roots, deadline)?;
+    search.read_processes(roots, deadline)?;
+    search.read_without_process(roots, deadline)?;
+    Ok(search.not_looked_at)
 }
 
-struct Look {
+/// A search for the users of some disks.
+struct UserSearch {
     /// The disks and their partitions, each with the position of its disk in `found`.
     devices: Vec<(usize, BlockDevice)>,
     numbers: Vec<DevNo>,
@@ -84,8 +88,8 @@ struct Look {
     not_looked_at: Vec<NotLookedAt>,
 }
 
-impl Look {
-    fn at(disks: &[BlockDevice]) -> Result<Self> {
+impl UserSearch {
+    fn of_disks(disks: &[BlockDevice]) -> Result<Self> {
         let mut devices = Vec::new();
         let mut generic = Vec::new();
         for (place, disk) in disks.iter().enumerate() {
@@ -104,8 +108,8 @@ impl Look {
         })
     }
 
-    /// The look at a SCSI device without a disk, by its directory.
-    fn at_bare(device: &Path) -> Result<Self> {
+    /// The search for the users of a SCSI device without a disk, by its directory.
+    fn of_diskless(device: &Path) -> Result<Self> {
         let nodes = generic_nodes::read_generic_nodes(device)?.into_iter();
         Ok(Self {
             numbers: Vec::new(),
@@ -290,10 +294,10 @@ mod tests {
             put(&descriptor, "");
             let path: &'static str = descriptor.to_str().unwrap().to_owned().leak();
             roots.devices = Devices::Other(Arc::new(Named(path, number)));
-            let mut look = Look::at(std::slice::from_ref(&disk)).unwrap();
+            let mut search = UserSearch::of_disks(std::slice::from_ref(&disk)).unwrap();
             let soon = Deadline::after(Duration::from_secs(60));
-            look.read_processes(&roots, soon).unwrap();
-            look.found.concat().len()
+            search.read_processes(&roots, soon).unwrap();
+            search.found.concat().len()
         };
         assert_eq!(found_of(77), 0);
         assert_eq!(found_of(us), 1, "we write");

@@ -1,30 +1,30 @@
-//! A look at the users of disks that are about to be flushed and removed.
+//! The users of disks that are about to be flushed and removed, at one moment.
 
 use std::time::{Duration, Instant};
 
-use super::{Act, Extent, NotLookedAt, Users};
+use super::{Extent, NotLookedAt, Removal, Users};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::kernel::blockdev::BlockDevice;
 
-/// A look that is older than this no longer counts: a process that began to write during a
-/// long flush would lose its data.
-const OLD: Duration = Duration::from_secs(1);
+/// A snapshot that is older than this no longer counts: a process that began to write during
+/// a long flush would lose its data.
+const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Disks and the users that they had at some moment.
-pub(in crate::engine) struct Looked {
-    at: Instant,
+pub(in crate::engine) struct UsageSnapshot {
+    taken_at: Instant,
     disks: Vec<BlockDevice>,
     users: Vec<Users>,
 }
 
-impl Looked {
-    /// Looks at the users of these disks.
+impl UsageSnapshot {
+    /// Reads the users of these disks.
     ///
     /// # Errors
     /// Those of [`Engine::users_of_each`].
-    pub(in crate::engine) fn at(
+    pub(in crate::engine) fn take(
         engine: &Engine,
         disks: &[&BlockDevice],
         extent: Extent,
@@ -35,7 +35,7 @@ impl Looked {
             disks => engine.users_of_each(disks, extent, deadline)?,
         };
         Ok(Self {
-            at: Instant::now(),
+            taken_at: Instant::now(),
             disks: disks.iter().map(|&disk| disk.clone()).collect(),
             users,
         })
@@ -45,23 +45,25 @@ impl Looked {
     /// `InUse`, naming the users of a disk that would lose what they write.
     pub(in crate::engine) fn refuse_writers(&self, engine: &Engine) -> Result<()> {
         let mut each = self.disks.iter().zip(&self.users);
-        each.try_for_each(|(disk, users)| users.refuse_busy(engine.roots(), disk, Act::TakeFlushed))
+        each.try_for_each(|(disk, users)| {
+            users.refuse_busy(engine.roots(), disk, Removal::FlushedDisk)
+        })
     }
 
-    /// Looks and refuses once more, under the claims, if the first look is old.
+    /// Reads the users again under the claims and refuses writers, if this snapshot is old.
     ///
     /// # Errors
-    /// Those of [`Looked::at`] and [`Looked::refuse_writers`].
-    pub(in crate::engine) fn again_if_old(
+    /// Those of [`UsageSnapshot::take`] and [`UsageSnapshot::refuse_writers`].
+    pub(in crate::engine) fn recheck_if_old(
         &self,
         engine: &Engine,
         deadline: Deadline,
     ) -> Result<()> {
-        if self.at.elapsed() < OLD {
+        if self.taken_at.elapsed() < MAX_AGE {
             return Ok(());
         }
         let disks: Vec<&BlockDevice> = self.disks.iter().collect();
-        let again = Self::at(engine, &disks, Extent::BesideClaim, deadline)?;
+        let again = Self::take(engine, &disks, Extent::BesideClaim, deadline)?;
         again.refuse_writers(engine)
     }
 
