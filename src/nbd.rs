@@ -75,7 +75,7 @@ pub use dial::{Connection, dial, discover, list_exports};
 pub(crate) use dial::{dial_for_device, give_up_after};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
-pub(crate) use first_bytes::Content;
+pub(crate) use first_bytes::{Content, FirstBytes};
 pub(crate) use known_content::KnownContent;
 pub(crate) use link::{Link, LinkState, duplicate};
 pub use link_dead::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};

@@ -45,7 +45,7 @@ pub use message::{Malformed, Message};
 pub use mode::Mode;
 pub(crate) use removal::{RemovedDevice, settle_removal};
 pub use settle::Settled;
-pub(crate) use settle::{Proof, devpath, settle, settle_again};
+pub(crate) use settle::{SettledDevice, devpath, settle, settle_again};
 pub use stream::{Stream, Waker};
 pub(crate) use udev_reachability::{is_in_machines_network_namespace, udev_unreachable_reason};
 pub use unit_attention::UnitAttention;

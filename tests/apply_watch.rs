@@ -208,6 +208,23 @@ fn a_file_that_is_too_long_is_refused_before_it_is_read_whole() {
 }
 
 #[test]
+fn half_a_file_is_refused_by_its_last_line_or_by_its_count() {
+    let directory = journal_of(&["a", "b"]);
+    let whole = format!("count = 2\n{}", file_of(&["a", "b"]));
+    let watch = Watch::in_directory(directory, &whole, &["--json"]);
+    assert!(watch.next()["steps"].is_array());
+    let half = format!("count = 2\n{}", file_of(&["a"]));
+    for (text, why) in [(whole.trim_end(), "last line"), (&half, "count = 2")] {
+        watch.replace(text);
+        let refused = watch.next_of_the_file();
+        assert_eq!(refused["event"], "file_refused", "{text}");
+        let message = refused["error"]["message"].as_str().unwrap();
+        assert!(message.contains(why), "{message}");
+    }
+    assert!(watch.record("a").exists() && watch.record("b").exists());
+}
+
+#[test]
 fn a_file_that_would_detach_too_many_volumes_at_the_start_detaches_none_and_its_others_are_kept() {
     let directory = journal_of(&["a", "b", "c", "d", "e"]);
     let watch = Watch::in_directory(directory, &file_of(&["a", "b", "f"]), &["--json"]);

@@ -21,7 +21,7 @@ pub use crate::error::MissingPath;
 use crate::error::{ErrorKind, Result};
 use crate::id::Source;
 use crate::kernel::blockdev::BlockDevice;
-use crate::uevent::{self, Proof, Watch};
+use crate::uevent::{self, SettledDevice, Watch};
 pub use attachment::{Attachment, Unit, UnitPath};
 pub(super) use request::UnitClaim;
 pub use request::{AttachRequest, Multipath};
@@ -81,7 +81,7 @@ impl Engine {
         disk: &BlockDevice,
         watch: &mut Watch,
         deadline: Deadline,
-    ) -> Result<Proof> {
+    ) -> Result<SettledDevice> {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let proof = uevent::settle(watch, mode, roots, disk.dir(), deadline)?;
         for partition in disk.partitions()? {

@@ -12,6 +12,8 @@ pub(super) mod request;
 pub(super) mod resolve;
 mod run;
 pub(super) mod scsi;
+mod transient;
+mod wait;
 
 use std::collections::BTreeSet;
 

@@ -196,10 +196,10 @@ impl Engine {
             return Ok(Check::limited("iscsi", seen, remedy));
         }
         let (mut ours, mut others) = (0, 0);
-        let (mut nameless, mut lost) = (Vec::new(), Vec::new());
+        let (mut incomplete, mut lost) = (Vec::new(), Vec::new());
         for session in IscsiSession::all(roots)? {
             if session.has_no_names()? {
-                nameless.push(session.id().to_string());
+                incomplete.push(session.id().to_string());
                 continue;
             }
             let whose = if session.is_lunbd_owned()? {
@@ -233,9 +233,9 @@ impl Engine {
         )];
         seen.extend_from_slice(&lost);
         let seen = seen.join("; ");
-        if !nameless.is_empty() {
+        if !incomplete.is_empty() {
             // The next login or recovery recognises lunbd's own by the file that its creator left.
-            let numbers = nameless.join(", ");
+            let numbers = incomplete.join(", ");
             let seen = format!("{seen}; incomplete sessions of unknown programs: {numbers}");
             let remedy = "if it stays, the process that created it was killed: it holds no \
                           device; `lunbd recover` destroys one of lunbd's, and the next boot \
@@ -298,7 +298,7 @@ impl Engine {
             Mode::KernelOnly => {
                 // What was found when the hub started may have been mended since.
                 let (why, remedy) = match uevent::udev_unreachable_reason(self.roots()) {
-                    Some(deaf) => (deaf.to_string(), deaf.remedy()),
+                    Some(reason) => (reason.to_string(), reason.remedy()),
                     None => (
                         "lunbd received no udev event when it started".to_owned(),
                         "start this process again",
@@ -319,27 +319,27 @@ impl Engine {
 
     /// Asks udev for an answer about a virtual block device.
     fn probe_udev(&self, deadline: Deadline) -> Result<Check> {
-        const ENOUGH: Duration = Duration::from_secs(5);
+        const UDEV_LIMIT: Duration = Duration::from_secs(5);
         let roots = self.roots();
         let devices = self.block_devices()?;
-        let harmless = devices.iter().find(|device| {
+        let virtual_device = devices.iter().find(|device| {
             ["loop", "ram", "nbd", "zram"]
                 .iter()
                 .any(|kind| device.name().starts_with(kind))
         });
-        let Some(device) = harmless else {
+        let Some(device) = virtual_device else {
             return Ok(Check::good(
                 "udev",
                 "runs (not probed: there is no virtual block device)",
             ));
         };
         let mut watch = self.hub().watch(device.name());
-        let asked = deadline.at_most(ENOUGH);
+        let limit = deadline.at_most(UDEV_LIMIT);
         Ok(
-            match uevent::settle_again(&mut watch, Mode::Udev, roots, device.dir(), asked) {
+            match uevent::settle_again(&mut watch, Mode::Udev, roots, device.dir(), limit) {
                 Ok(_) => Check::good(
                     "udev",
-                    format!("answered after {} ms", asked.elapsed().as_millis()),
+                    format!("answered after {} ms", limit.elapsed().as_millis()),
                 ),
                 Err(error) => Check::missing(
                     "udev",
@@ -351,13 +351,13 @@ impl Engine {
     }
 
     fn check_receive_buffer(&self, _: Deadline) -> Result<Check> {
-        const ENOUGH: usize = 16 << 20;
+        const LARGE_BUFFER: usize = 16 << 20;
         if Capabilities::over_the_machine(self.roots())?.net_admin() {
             let seen = "as large as wanted (CAP_NET_ADMIN)";
             return Ok(Check::good("receive buffer", seen));
         }
         let largest = machine::largest_receive_buffer(self.roots())?;
-        Ok(if largest >= ENOUGH {
+        Ok(if largest >= LARGE_BUFFER {
             Check::good("receive buffer", format!("up to {largest} bytes"))
         } else {
             Check::limited(

@@ -58,7 +58,7 @@ impl Engine {
     /// Those of reading sysfs.
     pub(crate) fn scsi_transports(&self) -> Result<ScsiTransports> {
         let mut found = ScsiTransports::default();
-        let hosts = scsi::hosts_but_of(self.roots(), OF_SESSIONS)?;
+        let hosts = scsi::hosts_without_driver(self.roots(), OF_SESSIONS)?;
         found.up.extend(hosts.into_iter().map(ScsiTransport::Host));
         for session in IscsiSession::all(self.roots())? {
             let serves = session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN);

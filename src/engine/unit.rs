@@ -143,15 +143,15 @@ impl Engine {
         }
     }
 
-    /// All devices of this unit, first those that the caller named (`named_devices`). An entry
-    /// of `known_paths` is reused, unless the device has a new disk since.
-    pub(super) fn paths_of(
+    /// The devices of this unit, first those that the caller named. A path whose identity had
+    /// to be read goes to `known_paths`.
+    fn devices_of(
         &self,
         unit: &Identity,
         named_devices: &[ScsiDevice],
-        mut known_paths: Vec<KnownPath>,
+        known_paths: &mut Vec<KnownPath>,
         deadline: Deadline,
-    ) -> Result<Vec<KnownPath>> {
+    ) -> Result<Vec<ScsiDevice>> {
         let mut found: Vec<ScsiDevice> = named_devices
             .iter()
             .filter(|device| device.is_there())
@@ -177,8 +177,8 @@ impl Engine {
                 if identity.names.is_empty() {
                     let path = self.ask_for_names(&device, deadline)?;
                     let own = path.filter(|path| {
-                        let says = path.identity_now.of();
-                        self.is_path_of(&device, says, unit, named_devices)
+                        let identity = path.identity_now.of();
+                        self.is_path_of(&device, identity, unit, named_devices)
                     });
                     if let Some(path) = own {
                         found.push(device);
@@ -189,6 +189,19 @@ impl Engine {
                 }
             }
         }
+        Ok(found)
+    }
+
+    /// The paths to all devices of this unit, first those that the caller named (`named_devices`). An entry
+    /// of `known_paths` is reused, unless the device has a new disk since.
+    pub(super) fn paths_of(
+        &self,
+        unit: &Identity,
+        named_devices: &[ScsiDevice],
+        mut known_paths: Vec<KnownPath>,
+        deadline: Deadline,
+    ) -> Result<Vec<KnownPath>> {
+        let found = self.devices_of(unit, named_devices, &mut known_paths, deadline)?;
         known_paths.retain(|path| {
             let now = path.device.disk();
             now.is_ok_and(|now| now.is_none() || now == path.disk)

@@ -186,10 +186,10 @@ impl fmt::Display for NbdUri {
                     ("tls-certificates", certificates),
                     ("tls-hostname", hostname),
                 ];
-                let said = keys
+                let given = keys
                     .iter()
                     .filter_map(|(key, value)| Some((key, (*value)?)));
-                for ((key, value), before) in said.zip(["?", "&"]) {
+                for ((key, value), before) in given.zip(["?", "&"]) {
                     write!(f, "{before}{key}={}", percent_encode(value, PLAIN))?;
                 }
                 Ok(())

@@ -25,7 +25,7 @@ const IN_ONE: u32 = 32 << 10;
 /// The longest list in bytes: 10,000 targets with the longest names.
 const LONGEST_LIST: usize = 4 << 20;
 /// The most PDUs of one list, so that a target cannot send empty PDUs for ever.
-const MOST_PARTS: usize = 4096;
+const MAX_PARTS: usize = 4096;
 /// How long to wait for the answer to the logout.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 const TEXT_TAG: u32 = 2;
@@ -191,7 +191,7 @@ fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovere
     question.push("SendTargets", "All");
     let mut list = PartialText::new(LONGEST_LIST);
     let (mut transfer_tag, mut lun) = (NO_TAG, [0; 8]);
-    for _ in 0..MOST_PARTS {
+    for _ in 0..MAX_PARTS {
         let request = TextRequest {
             tag: TEXT_TAG,
             transfer_tag,
@@ -245,7 +245,7 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
     let mut places = BTreeMap::new();
     let mut current = CurrentTarget::None;
     // Sets keep this fast: a target may make the list as long as its text's limit allows.
-    let mut said = HashSet::new();
+    let mut listed = HashSet::new();
     let mut has_address = HashSet::new();
     for pair in pairs(list) {
         let pair = pair?;
@@ -273,7 +273,7 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
                 match target_address(&pair) {
                     Ok((portal, group)) => {
                         let portal = TargetPortal { portal, group };
-                        if said.insert((place, portal.clone()))
+                        if listed.insert((place, portal.clone()))
                             && let Some(target) = found.targets.get_mut(place)
                         {
                             target.portals.push(portal);

@@ -24,7 +24,7 @@ pub use options::LoginOptions;
 pub use parameters::{Parameters, SessionKind};
 
 /// How many redirects one login follows.
-const MOST_REDIRECTS: usize = 5;
+const MAX_REDIRECTS: usize = 5;
 
 /// A session in its full feature phase, with one connection.
 #[derive(Debug)]
@@ -125,7 +125,7 @@ fn refuse_loop(visited: &[Portal], to: &Portal) -> Result<()> {
         let message = format!("{PEER} redirects the login in a loop: {}", redirect_chain());
         return Err(Error::new(ErrorKind::Protocol, message));
     }
-    if visited.len() > MOST_REDIRECTS {
+    if visited.len() > MAX_REDIRECTS {
         let message = format!("{PEER} redirects the login too often: {}", redirect_chain());
         return Err(Error::new(ErrorKind::Protocol, message));
     }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_that_comes_back_or_does_not_end_is_refused() {
+    fn redirects_that_loop_or_do_not_end_are_refused() {
         let portal = |at: usize| -> Portal { format!("10.0.0.{at}").parse().unwrap() };
         let visited: Vec<_> = (1..=6).map(portal).collect();
         assert!(refuse_loop(&visited[..5], &portal(9)).is_ok());

@@ -65,7 +65,7 @@ pub fn stop_connection(roots: &Roots, session: &IscsiSession, deadline: Deadline
         // This stop also acknowledges a loss that the kernel has handled itself. Without it
         // the kernel refuses a bind (`ISCSI_CLS_CONN_BIT_CLEANUP`).
         control.stop(id, Stop::Recover)?;
-        step.in_time()?;
+        step.check_deadline()?;
         let (near, far) = tcp::pair(deadline)?;
         control.bind(id, near.as_fd())?;
         let talk = DeadlineStream::new(far.as_fd(), deadline);
@@ -145,12 +145,12 @@ pub fn rebind_connection(
     let step = Step::new(session, deadline, "started again");
     step.run(roots, move |control, step| {
         control.bind(id, connection.stream.as_fd())?;
-        let begun = settings
+        let started = settings
             .set(control, id)
-            .and_then(|()| step.in_time())
+            .and_then(|()| step.check_deadline())
             .and_then(|()| control.start(id))
             .and_then(|()| step.require_logged_in());
-        if let Err(error) = begun {
+        if let Err(error) = started {
             let stopped = control.stop(id, Stop::Recover);
             tracing::debug!(session = %id, %error, ?stopped, "not started again");
             return Err(error);
@@ -190,7 +190,7 @@ pub fn logout_for_relogin(roots: &Roots, session: &IscsiSession, deadline: Deadl
         let mut listener = Listener::open()?;
         let logout_deadline = deadline.at_most(LOGOUT_TIMEOUT);
         request_logout(control, &mut listener, id, logout_deadline)?;
-        step.in_time()?;
+        step.check_deadline()?;
         control.stop(id, Stop::Recover)
     })
 }
@@ -224,14 +224,14 @@ impl Step {
             || session.describe(),
             move || {
                 let mut control = Control::open(&roots)?;
-                self.in_time()?;
+                self.check_deadline()?;
                 work(&mut control, &self)
             },
         )
     }
 
     /// Fails after the deadline, so that no step begins for a caller that has gone.
-    fn in_time(&self) -> Result<()> {
+    fn check_deadline(&self) -> Result<()> {
         if !self.deadline.has_passed() {
             return Ok(());
         }

@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::peer::Peer;
 
 /// The most pings that a target may send before an answer.
-const MOST_PINGS: usize = 16;
+const MAX_PINGS: usize = 16;
 
 pub(super) struct Wire<S> {
     peer: Peer<S>,
@@ -57,7 +57,7 @@ impl<S: Read + Write> Wire<S> {
     /// As [`receive`](Self::receive), after a login. It answers the target's pings. An
     /// asynchronous message or a reject is an error.
     pub(super) fn receive_answer(&mut self, what: &str) -> Result<(Response, Vec<u8>)> {
-        for _ in 0..=MOST_PINGS {
+        for _ in 0..=MAX_PINGS {
             match self.receive(what)? {
                 (Response::NopIn(nop), _) => {
                     if nop.transfer_tag == NO_TAG {

@@ -17,9 +17,13 @@ pub(crate) struct FileServers(Vec<(PathBuf, bool)>);
 
 impl FileServers {
     /// Takes each mount's file system type and mount point.
-    pub(crate) fn among<'a>(mounts: impl Iterator<Item = (&'a str, PathBuf)>) -> Self {
-        let is_one = |kind: &str| TYPES.contains(&kind) || kind.starts_with("fuse.");
-        Self(mounts.map(|(kind, point)| (point, is_one(kind))).collect())
+    pub(crate) fn of_mounts<'a>(mounts: impl Iterator<Item = (&'a str, PathBuf)>) -> Self {
+        let is_server = |kind: &str| TYPES.contains(&kind) || kind.starts_with("fuse.");
+        Self(
+            mounts
+                .map(|(kind, point)| (point, is_server(kind)))
+                .collect(),
+        )
     }
 
     /// Whether this path is on a file server. The nearest mount point above the path
@@ -28,6 +32,6 @@ impl FileServers {
     pub(crate) fn contains(&self, path: &Path) -> bool {
         let above = self.0.iter().filter(|(point, _)| path.starts_with(point));
         let nearest = above.max_by_key(|(point, _)| point.components().count());
-        nearest.is_some_and(|(_, is_one)| *is_one)
+        nearest.is_some_and(|(_, is_server)| *is_server)
     }
 }

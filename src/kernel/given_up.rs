@@ -22,13 +22,13 @@ impl<T> GivenUp<T> {
     pub(crate) fn has(&self, name: &str) -> bool {
         let now = Deadline::after(Duration::ZERO);
         let mut calls = self.0.lock();
-        let has = calls
+        let is_pending = calls
             .get(name)
             .is_some_and(|earlier| earlier.wait(now).is_none());
-        if !has {
+        if !is_pending {
             calls.remove(name);
         }
-        has
+        is_pending
     }
 
     /// The result of a call; `None` where it has not returned by `deadline`, and is given up.

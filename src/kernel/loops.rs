@@ -121,7 +121,7 @@ mod tests {
         }
         fs::create_dir_all(roots.sysfs.join("block/loop4")).unwrap();
         let mounts = [("nfs4", PathBuf::from("/srv/nfs"))];
-        let servers = FileServers::among(mounts.into_iter());
+        let servers = FileServers::of_mounts(mounts.into_iter());
         let soon = Deadline::after(std::time::Duration::from_secs(600));
         let loops = read_loops(&roots, &[SDA], &servers, soon).unwrap();
         assert_eq!(loops.found, [("loop0".to_owned(), SDA)]);

@@ -46,7 +46,7 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
     namespaces.extend(namespace(&own).ok());
     let text = read_whole(&own.join("mountinfo"))?;
     // A source is looked up in our own namespace, whichever process mounted it.
-    let servers = FileServers::among(points(&text));
+    let servers = FileServers::of_mounts(points(&text));
     let mut sources = MountSourceLookup::new(roots, servers, deadline);
     found.extend(parse_mountinfo(&text, None, &mut sources));
 
@@ -68,7 +68,7 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
 /// The mounts in our mount namespace, and which of them are on file servers.
 pub(crate) fn read_file_servers(roots: &Roots) -> Result<FileServers> {
     let text = read_whole(&roots.proc.join("self/mountinfo"))?;
-    Ok(FileServers::among(points(&text)))
+    Ok(FileServers::of_mounts(points(&text)))
 }
 
 /// The options of the file system that is mounted at `point`.
@@ -239,7 +239,7 @@ mod tests {
                     37 36 0:52 / /srv/a\\040b rw shared:1 - nfs4 server:/a rw\n\
                     38 36 0:53 / /home/x rw - fuse.sshfs x rw\n\
                     39 36 0:54 / /run rw - tmpfs tmpfs rw\n";
-        let servers = FileServers::among(points(text));
+        let servers = FileServers::of_mounts(points(text));
         let have = |path: &str| servers.contains(Path::new(path));
         assert!(have("/srv/a b/disk") && have("/home/x"));
         assert!(!have("/srv/a") && !have("/run/x") && !have("/dev/sda"));
@@ -253,7 +253,7 @@ mod tests {
                     39 38 8:17 / /boot rw - ext4 /dev/sdb1 rw\n\
                     40 37 0:54 / /dev/shm rw - tmpfs tmpfs rw\n\
                     41 40 0:55 / /dev/shm rw - fuse x rw\n";
-        let servers = FileServers::among(points(text));
+        let servers = FileServers::of_mounts(points(text));
         let have = |path: &str| servers.contains(Path::new(path));
         assert!(!have("/dev/sda") && !have("/boot/disk"));
         assert!(have("/srv/disk") && have("/device") && have("/dev/shm/disk"));

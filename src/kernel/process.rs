@@ -17,7 +17,7 @@ use super::machine::Capabilities;
 use super::{Roots, sysfs, user_namespace};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use descriptors::{Tables, has_gone, unless_denied, writes};
+use descriptors::{DescriptorTables, has_gone, unless_denied, writes};
 use kernel_threads::KernelThreads;
 pub use opener::{Means, Opener};
 use without_descriptor::Process;
@@ -103,7 +103,7 @@ pub fn read_all_openers(
     } = DescriptorScan::read(roots, devices)?;
     for process in without_descriptor::read(roots, devices, processes, deadline) {
         let pid = process.pid;
-        if !process.is_whole {
+        if !process.is_complete {
             openers.unreadable.insert(pid);
         }
         for (device, means) in process.opened {
@@ -134,14 +134,14 @@ impl DescriptorScan {
         let mut openers = Openers::default();
         let mut processes = Vec::new();
         let kernel_threads = KernelThreads::read(roots);
-        let tables = Tables::read(roots);
+        let tables = DescriptorTables::read(roots);
         for pid in pids(roots)? {
             let path = roots.proc.join(pid.to_string());
             if kernel_threads.has(pid, &path) {
                 continue;
             }
-            let mut is_whole = true;
-            let descriptors = tables.descriptors(pid, &path, &mut is_whole);
+            let mut is_complete = true;
+            let descriptors = tables.descriptors(pid, &path, &mut is_complete);
             let process = Process {
                 pid,
                 thread: descriptors.thread,
@@ -153,11 +153,11 @@ impl DescriptorScan {
                 found: Vec::new(),
             };
             for descriptor in descriptors.paths {
-                scan.add(roots, devices, descriptor, &mut is_whole);
+                scan.add(roots, devices, descriptor, &mut is_complete);
             }
             openers.found.extend(scan.found);
             processes.push(scan.process);
-            if !is_whole {
+            if !is_complete {
                 openers.unreadable.insert(pid);
             }
         }
@@ -173,13 +173,13 @@ struct ProcessScan {
 }
 
 impl ProcessScan {
-    /// Adds a descriptor. `is_whole` becomes false if the process may have more open.
+    /// Adds a descriptor. `is_complete` becomes false if the process may have more open.
     fn add(
         &mut self,
         roots: &Roots,
         devices: &[NumberedDevice],
         descriptor: PathBuf,
-        is_whole: &mut bool,
+        is_complete: &mut bool,
     ) {
         let link = fs::read_link(&descriptor);
         match &link {
@@ -192,7 +192,7 @@ impl ProcessScan {
             // system in user space refuses other users (`fs/fuse/dir.c`,
             // `fuse_allow_current_process`). Such a file is no disk of this machine.
             Err(error) if !has_gone(&error) && link.is_ok() => return,
-            at => unless_denied(at, is_whole).flatten(),
+            at => unless_denied(at, is_complete).flatten(),
         };
         let Some(device) = at.filter(|device| devices.contains(device)) else {
             return;

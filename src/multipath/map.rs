@@ -33,7 +33,7 @@ impl Map {
     pub fn of_path(path: &BlockDevice) -> Result<Option<Self>> {
         for holder in path.holders()? {
             let link = path.dir().join("holders").join(holder);
-            if let Some(map) = Self::behind(&link)? {
+            if let Some(map) = Self::at_link(&link)? {
                 return Ok(Some(map));
             }
         }
@@ -79,7 +79,7 @@ impl Map {
             let link = disks.join(name);
             let name = attribute(&link, "uuid")?.and_then(|uuid| uuid.parse().ok());
             if name.is_some_and(|name| is_wanted(&name))
-                && let Some(map) = Self::behind(&link)?
+                && let Some(map) = Self::at_link(&link)?
                 && map.wwid().is_some_and(|name| is_wanted(&name))
             {
                 return Ok(Some(map));
@@ -94,13 +94,13 @@ impl Map {
         let mut maps = Vec::new();
         for name in sysfs::names(&disks)? {
             if name.starts_with("dm-") {
-                maps.extend(Self::behind(&disks.join(name))?);
+                maps.extend(Self::at_link(&disks.join(name))?);
             }
         }
         Ok(maps)
     }
 
-    fn behind(link: &Path) -> Result<Option<Self>> {
+    fn at_link(link: &Path) -> Result<Option<Self>> {
         match sysfs::follow(link)? {
             Some(dir) => Self::at(&dir),
             None => Ok(None),
@@ -325,11 +325,11 @@ mod tests {
     fn a_device_of_device_mapper_goes_as_soon_as_it_does_not_say_who_it_is() {
         // Another kind of device exists, though it is no map.
         let (_directory, roots) = machine("LVM-x");
-        let goes = |name| Map::is_being_removed(&roots, name);
-        assert!(!goes("dm-0") && !goes("sda"));
+        let is_removed = |name| Map::is_being_removed(&roots, name);
+        assert!(!is_removed("dm-0") && !is_removed("sda"));
         fs::remove_file(roots.sysfs.join("devices/dm-0/dm/uuid")).unwrap();
-        assert!(goes("dm-0") && !goes("sda"));
-        assert!(goes("dm-1") && !goes("md127"));
+        assert!(is_removed("dm-0") && !is_removed("sda"));
+        assert!(is_removed("dm-1") && !is_removed("md127"));
     }
 
     #[test]

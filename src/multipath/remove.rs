@@ -22,7 +22,7 @@ use crate::uevent::Watch;
 pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -> Result<()> {
     // The uevent of the removal comes before the directory goes, so the loop also polls.
     let mut pauses = Backoff::for_kernel_state();
-    let mut refusal = ask_in_time(roots, map, deadline)?;
+    let mut refusal = request_removal(roots, map, deadline)?;
     while map.is_there() {
         if deadline.has_passed() {
             let what = format!("{map} to be gone from sysfs");
@@ -34,7 +34,7 @@ pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -
         // Whatever comes, sysfs is read again.
         drop(watch.next(limit));
         if refusal.is_some() && map.is_there() && !deadline.has_passed() {
-            refusal = ask_in_time(roots, map, deadline)?;
+            refusal = request_removal(roots, map, deadline)?;
         }
     }
     Ok(())
@@ -42,14 +42,14 @@ pub fn remove(roots: &Roots, map: &Map, watch: &mut Watch, deadline: Deadline) -
 
 /// Asks the kernel to remove the map. Returns its refusal if another process removes the
 /// map or the kernel does not know it: sysfs then decides.
-fn ask_in_time(roots: &Roots, map: &Map, deadline: Deadline) -> Result<Option<Error>> {
+fn request_removal(roots: &Roots, map: &Map, deadline: Deadline) -> Result<Option<Error>> {
     let (own_map, own_roots) = (map.clone(), roots.clone());
     let removed = worker::run(
         Stage::RemoveMap,
         &format!("the kernel to remove {map}"),
         deadline,
         || map.describe(),
-        move || ask(&own_roots, &own_map),
+        move || remove_now(&own_roots, &own_map),
     );
     match removed {
         Err(error) if error.kind() == ErrorKind::Vanished => {
@@ -76,7 +76,7 @@ pub(crate) fn open_count(roots: &Roots, map: &Map, deadline: Deadline) -> Result
     )
 }
 
-fn ask(roots: &Roots, map: &Map) -> Result<()> {
+fn remove_now(roots: &Roots, map: &Map) -> Result<()> {
     map.require()?;
     let status = dm::status(roots, map.uuid())?;
     if status.devno != map.disk().devno() {

@@ -23,14 +23,14 @@ pub(crate) const LENGTH: u32 = 68 * 1024;
 pub(crate) fn names(first: &[u8]) -> Vec<ContentName> {
     let first = Bytes(first);
     let found = [
-        partitions::name(first),
         luks::name(first),
         lvm::name(first),
         file_systems::name_of_ext(first),
         file_systems::name_of_xfs(first),
         file_systems::name_of_btrfs(first),
     ];
-    let mut names: Vec<ContentName> = found.into_iter().flatten().collect();
+    let mut names = partitions::names(first);
+    names.extend(found.into_iter().flatten());
     names.sort();
     names.dedup();
     names

@@ -215,7 +215,8 @@ impl NbdDevice {
     }
 
     /// How many requests the kernel has accepted and not completed
-    /// (`Documentation/ABI/stable/sysfs-block`, `inflight`: reads and writes).
+    /// (`Documentation/ABI/stable/sysfs-block`, `inflight`: reads and writes). The kernel
+    /// counts only while `queue/iostats` is 1.
     pub fn in_flight(&self) -> Result<u64> {
         let text = sysfs::read(&self.disk.dir().join("inflight"))?;
         let counts: Option<Vec<u64>> = text.split_whitespace().map(|n| n.parse().ok()).collect();

@@ -45,14 +45,14 @@ pub enum Difference {
         /// The sizes now.
         to: BlockSizes,
     },
-    /// The content has other names.
+    /// The content has other names, or has no name and other first bytes than before.
     Content {
         /// The names on the device when it was read last.
         from: Vec<ContentName>,
         /// The names on the server now; none if the export is blank.
         to: Vec<ContentName>,
-        /// Whether it is certainly another volume. If not, a process that had the device
-        /// open for writing may have written the content that is served now.
+        /// Whether it is certainly another volume. If not, a process may have written the
+        /// content that is served now.
         is_proven: bool,
     },
 }
@@ -107,12 +107,16 @@ impl fmt::Display for Difference {
                 to,
                 is_proven,
             } => {
+                let is_nameless = from.is_empty() && to.is_empty();
                 let (from, to) = (describe_names(from), describe_names(to));
                 let how = if *is_proven {
                     "another volume for certain; `heal SOURCE --accept-content` takes it"
                 } else {
-                    "written meanwhile"
+                    "another volume, or written meanwhile"
                 };
+                if is_nameless {
+                    return write!(f, "other content, and neither has a name ({how})");
+                }
                 write!(f, "content with {to} instead of {from} ({how})")
             }
             Self::BlockSizes { from, to } => {

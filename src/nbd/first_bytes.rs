@@ -1,6 +1,7 @@
 //! Reads the first and the last bytes of an export over a connection that the kernel does
 //! not have yet (`proto.md`, "Transmission phase": requests, and simple replies).
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{Read, Write};
 use std::os::fd::AsFd as _;
 
@@ -22,10 +23,32 @@ const CMD_READ: u16 = 0;
 /// What the first bytes of an export reveal about its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// The content's names; none if it is blank or of an unknown kind.
-    Named(Vec<ContentName>),
+    /// They were read.
+    Read(FirstBytes),
     /// The server answered the read with this error of the protocol.
     Unread(u32),
+}
+
+/// The first bytes of a volume, as far as they are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FirstBytes {
+    /// The content's names; none if it is blank or of an unknown kind.
+    pub(crate) names: Vec<ContentName>,
+    /// Differs with other bytes. It is compared within one process alone.
+    pub(crate) digest: u64,
+}
+
+impl FirstBytes {
+    /// `bytes` may be longer than the names need, as the server's blocks may be.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let length = usize::try_from(content::LENGTH).unwrap_or(usize::MAX);
+        let mut digest = DefaultHasher::new();
+        bytes.get(..length).unwrap_or(bytes).hash(&mut digest);
+        Self {
+            names: content::names(bytes),
+            digest: digest.finish(),
+        }
+    }
 }
 
 /// A server's answer to a read: the bytes, or an error of the protocol.
@@ -35,15 +58,15 @@ impl Content {
     /// The content of these first bytes.
     pub(crate) fn of(first: Answer) -> Self {
         match first {
-            Ok(bytes) => Self::Named(content::names(&bytes)),
+            Ok(bytes) => Self::Read(FirstBytes::of(&bytes)),
             Err(error) => Self::Unread(error),
         }
     }
 
     /// The known content of a device that has this content, with its write counter.
-    pub(crate) fn known(self, written: u64) -> Option<KnownContent> {
+    pub(crate) fn known(self, written: Option<u64>) -> Option<KnownContent> {
         match self {
-            Self::Named(names) => Some(KnownContent { names, written }),
+            Self::Read(first) => Some(KnownContent { first, written }),
             Self::Unread(_) => None,
         }
     }
@@ -257,6 +280,18 @@ mod tests {
 
     fn read_first(stream: &mut UnixStream, export: &Export) -> Result<Answer> {
         read_in_parts(stream, "a read", 0, &first_lengths(export), soon())
+    }
+
+    #[test]
+    fn first_bytes_are_the_same_whatever_block_the_server_reads_and_others_differ() {
+        let names_need = usize::try_from(content::LENGTH).unwrap();
+        let mut bytes = vec![7; names_need];
+        let same = FirstBytes::of(&bytes);
+        bytes.extend([8; 4096]);
+        assert_eq!(FirstBytes::of(&bytes), same);
+        bytes[names_need - 1] = 8;
+        assert_ne!(FirstBytes::of(&bytes), same);
+        assert_ne!(FirstBytes::of(&bytes[..4096]), same);
     }
 
     #[test]

@@ -2,17 +2,18 @@
 
 use super::content;
 use super::device::NbdDevice;
+use super::first_bytes::FirstBytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::ContentName;
 use crate::kernel::{Roots, sysfs, udev_record};
 
-/// The names that were read from a device, and its write counter at that time.
+/// What was read of a volume, and the write counter of its device at that time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KnownContent {
-    /// The names of the content.
-    pub(crate) names: Vec<ContentName>,
-    /// How many write and discard requests the kernel had completed.
-    pub(crate) written: u64,
+    pub(crate) first: FirstBytes,
+    /// How many write and discard requests the kernel had completed; `None` if it did not
+    /// count.
+    pub(crate) written: Option<u64>,
 }
 
 impl NbdDevice {
@@ -28,22 +29,38 @@ impl NbdDevice {
 
     /// How many write and discard requests the kernel has completed since the disk
     /// appeared. The counters continue from one connection to the next
-    /// (`Documentation/admin-guide/iostats.rst`, fields 5 and 12).
-    pub(crate) fn written(&self) -> Result<u64> {
+    /// (`Documentation/admin-guide/iostats.rst`, fields 5 and 12). `None` if the kernel does
+    /// not count the requests of the disk.
+    pub(crate) fn written(&self) -> Result<Option<u64>> {
+        if !self.counts_requests()? {
+            return Ok(None);
+        }
         let counters = sysfs::read(&self.disk().dir().join("stat"))?;
         let field = |place: usize| counters.split_whitespace().nth(place)?.parse::<u64>().ok();
         let count = field(4).zip(field(11));
         let count = count.map(|(writes, discards)| writes.saturating_add(discards));
-        count.ok_or_else(|| {
+        count.map(Some).ok_or_else(|| {
             let message = format!("{} has odd counters: {counters:?}", self.index().name());
             Error::new(ErrorKind::Io, message)
         })
     }
 
-    /// Whether the kernel has accepted write requests that are not completed.
-    pub(crate) fn has_writes_in_flight(&self) -> Result<bool> {
+    /// Whether the kernel may have accepted write requests that are not completed: those
+    /// that it counts, or any if it does not count.
+    pub(crate) fn may_have_writes_in_flight(&self) -> Result<bool> {
+        if !self.counts_requests()? {
+            return Ok(true);
+        }
         let counts = sysfs::read(&self.disk().dir().join("inflight"))?;
         Ok(counts.split_whitespace().nth(1) != Some("0"))
+    }
+
+    /// Whether the kernel counts the disk's requests, in `stat` and in `inflight`
+    /// (`Documentation/ABI/stable/sysfs-block`, `queue/iostats`; `block/blk-mq.c`,
+    /// `blk_mq_check_inflight`).
+    fn counts_requests(&self) -> Result<bool> {
+        let shown = sysfs::read_if_there(&self.disk().dir().join("queue/iostats"))?;
+        Ok(shown.is_some_and(|shown| shown.trim() == "1"))
     }
 }
 
@@ -55,23 +72,32 @@ mod tests {
     use crate::id::NbdIndex;
 
     #[test]
-    fn what_was_written_is_counted_with_what_was_discarded() {
+    fn writes_and_discards_are_counted_unless_the_kernel_counts_no_request() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let dir = roots.sysfs.join("block/nbd0");
-        fs::create_dir_all(&dir).unwrap();
+        fs::create_dir_all(dir.join("queue")).unwrap();
         fs::write(dir.join("dev"), "43:0\n").unwrap();
         let device = NbdDevice::find(&roots, NbdIndex::new(0).unwrap());
         let device = device.unwrap().unwrap();
         // Linux 6.1 shows this text.
         let stat = "  95  0  3360  4  70  1  560  9  0  16  14  5  0  2048  1  3  2\n";
         fs::write(dir.join("stat"), stat).unwrap();
-        assert_eq!(device.written().unwrap(), 75);
+        let counting = dir.join("queue/iostats");
+        for (counts, expected) in [(None, None), (Some("0\n"), None), (Some("1\n"), Some(75))] {
+            if let Some(counts) = counts {
+                fs::write(&counting, counts).unwrap();
+            }
+            assert_eq!(device.written().unwrap(), expected, "{counts:?}");
+        }
         fs::write(dir.join("stat"), "1 2\n").unwrap();
         assert!(device.written().is_err());
         for (counts, has_some) in [("       0        0\n", false), ("0 2\n", true)] {
             fs::write(dir.join("inflight"), counts).unwrap();
-            assert_eq!(device.has_writes_in_flight().unwrap(), has_some);
+            assert_eq!(device.may_have_writes_in_flight().unwrap(), has_some);
         }
+        fs::write(dir.join("inflight"), "0 0\n").unwrap();
+        fs::write(counting, "0\n").unwrap();
+        assert!(device.may_have_writes_in_flight().unwrap());
     }
 }

@@ -232,6 +232,12 @@ impl Link {
         self.slots.exact = true;
     }
 
+    /// Whether another process has made the device's present connections: those of this
+    /// process were replaced.
+    pub(crate) fn is_of_another_now(&self) -> bool {
+        self.ends.is_empty() && !self.replaced.is_empty()
+    }
+
     /// Records that another process has put connections into the slots of the dead ones.
     pub(crate) fn forget_dead(&mut self) {
         let (dead, live) = std::mem::take(&mut self.ends)

@@ -6,7 +6,10 @@ use std::time::{Duration, SystemTime};
 /// The TLS that a process and a server agreed on for one connection.
 ///
 /// The process that made the connection knows it. The kernel shows it to no other process,
-/// so that a journal keeps it for them.
+/// so that a journal keeps it for them. It is of the first connection that an attach makes, or
+/// of the last one that a heal makes: where a host has several addresses, the server of
+/// another connection may have shown another certificate. After another process has healed the
+/// device it is not known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -20,6 +20,8 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// The set can also be read from a file with `serde` (TOML, JSON or any other format):
 ///
 /// ```toml
+/// count = 2               # as many volumes follow; it may be left out
+///
 /// [[volume]]
 /// id = "pvc-1"
 /// source = "iscsi://10.0.0.1,10.0.0.2/iqn.2003-01.org.lunbd:array/1"
@@ -52,7 +54,8 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// ```
 ///
 /// An unknown key is refused, and so is a file without any volume: `volume = []` says that
-/// none is wanted. Secrets are read when they are needed, this machine's initiator name when
+/// none is wanted. A file with more or fewer volumes than its `count` is refused, since it may
+/// be half of one. Secrets are read when they are needed, this machine's initiator name when
 /// the file is read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(try_from = "DesiredFile")]

@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::plan::StepKind;
 use crate::engine::SessionRecoveryReport;
 use crate::error::Error;
-use crate::id::VolumeId;
-use crate::nbd::ServerCertificate;
+use crate::id::{ContentName, VolumeId};
+use crate::nbd::{ServerCertificate, spelt_content};
 
 /// An event of a volume or of an iSCSI session.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -92,6 +92,16 @@ pub enum Event {
         volume: VolumeId,
         /// The certificate that the server showed at the last connect.
         certificate: ServerCertificate,
+    },
+    /// A heal took a server whose content has other names than the volume had: it may be
+    /// another volume, or it was written meanwhile.
+    ContentDiffers {
+        /// The volume.
+        volume: VolumeId,
+        /// The names that it had when it was read last.
+        from: Vec<ContentName>,
+        /// The names that the server has now; none if it has none that is known.
+        to: Vec<ContentName>,
     },
     /// The volume serves I/O again.
     Healed {
@@ -176,6 +186,14 @@ impl fmt::Display for Event {
                     f,
                     "{volume}: the server's certificate ({subject}) ends at {end}: renew it, or the \
                      next reconnect fails"
+                )
+            }
+            Self::ContentDiffers { volume, from, to } => {
+                let (from, to) = (spelt_content(from), spelt_content(to));
+                write!(
+                    f,
+                    "{volume}: its server has content with {to} instead of {from}: check that it \
+                     is the volume"
                 )
             }
             Self::Healed { volume } => write!(f, "{volume}: serves again"),

@@ -6,6 +6,7 @@ use super::plan::Step;
 use crate::engine::{Condition, ReconnectHandle, VolumeStatus};
 use crate::error::Error;
 use crate::id::Source;
+use crate::nbd::Difference;
 
 /// The queues of steps, in the order in which workers take steps from them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +70,8 @@ pub(super) enum Done {
     },
     /// The device answered, is the expected one and serves I/O.
     Serves,
+    /// As `Serves`, over new connections: how their server differs from the earlier one.
+    Adopted(Vec<Difference>),
     /// The volume has its new size.
     Resized {
         old_size: u64,

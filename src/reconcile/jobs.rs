@@ -13,6 +13,7 @@ use crate::deadline::{Backoff, jittered};
 use crate::engine::{Condition, ReconnectHandle, VolumeStatus};
 use crate::error::{Error, ErrorKind, Retry};
 use crate::id::VolumeId;
+use crate::nbd::Difference;
 
 /// Whether a failure of one step is a failure of the other: both ask an NBD server.
 fn is_one(one: StepKind, other: StepKind) -> bool {
@@ -203,6 +204,11 @@ impl State {
                 });
             }
             Done::Serves => events.extend(self.serves(volume, job.began)),
+            Done::Adopted(differences) => {
+                events.extend(self.serves(volume, job.began));
+                let differences = differences.into_iter();
+                events.extend(differences.filter_map(|d| content_event(volume, d)));
+            }
             Done::Resized { old_size, size } => {
                 if let Some(there) = self.actual.volumes.get_mut(volume) {
                     there.size = Some(size);
@@ -398,6 +404,15 @@ impl State {
         });
         (error, pause)
     }
+}
+
+/// The event of a heal's difference, if it concerns the content.
+fn content_event(volume: &VolumeId, difference: Difference) -> Option<Event> {
+    let Difference::Content { from, to, .. } = difference else {
+        return None;
+    };
+    let volume = volume.clone();
+    Some(Event::ContentDiffers { volume, from, to })
 }
 
 #[cfg(test)]

@@ -150,8 +150,8 @@ impl Reconciler {
             let message = format!("the journal has no volume {volume}");
             Error::new(ErrorKind::NotFound, message).at(Stage::Resolve)
         };
-        let spec = self.journal.record(volume).ok_or_else(gone)?.spec;
-        self.engine.reconnect_handle_of(&spec)
+        let record = self.journal.record(volume).ok_or_else(gone)?;
+        self.engine.reconnect_handle_of(&record)
     }
 
     fn heal(&self, job: &mut Job, deadline: Deadline) -> Done {
@@ -175,6 +175,9 @@ impl Reconciler {
         let turn = deadline.at_most(turn);
         let healing = reconnect_handle.proceed(&self.engine, turn);
         let lacks_a_connection = matches!(healing.outcome, HealOutcome::Degraded(_));
+        if let HealOutcome::Adopted(differences) = healing.outcome {
+            return Done::Adopted(differences);
+        }
         if healing.outcome.serves() && !lacks_a_connection {
             return Done::Serves;
         }

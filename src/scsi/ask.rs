@@ -32,14 +32,14 @@ pub(crate) fn read_identity(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Identity> {
-    let question = (Stage::Identify, "answer INQUIRY");
+    let request = (Stage::Identify, "answer INQUIRY");
     ask(
         roots,
         scheduler,
         device,
         disk,
         deadline,
-        question,
+        request,
         Identity::read,
     )
 }
@@ -57,8 +57,8 @@ pub(crate) fn read_capacity(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<u64> {
-    let question = (Stage::Rescan, "answer READ CAPACITY");
-    ask(roots, scheduler, device, disk, deadline, question, |unit| {
+    let request = (Stage::Rescan, "answer READ CAPACITY");
+    ask(roots, scheduler, device, disk, deadline, request, |unit| {
         sg::read_capacity(unit.opened(), unit.limit())
     })
 }
@@ -130,8 +130,8 @@ pub(crate) fn ask_presence(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Presence> {
-    let question = (Stage::Identify, "report whether it is there");
-    ask(roots, scheduler, device, disk, deadline, question, |unit| {
+    let request = (Stage::Identify, "report whether it is there");
+    ask(roots, scheduler, device, disk, deadline, request, |unit| {
         sg::ask_presence(unit.opened(), unit.limit())
     })
 }
@@ -147,23 +147,23 @@ pub(crate) fn report_luns(
     disk: &BlockDevice,
     deadline: Deadline,
 ) -> Result<Vec<Lun>> {
-    let question = (Stage::Identify, "list the LUNs of its target");
-    ask(roots, scheduler, device, disk, deadline, question, |unit| {
+    let request = (Stage::Identify, "list the LUNs of its target");
+    ask(roots, scheduler, device, disk, deadline, request, |unit| {
         sg::report_luns(unit.opened(), unit.limit())
     })
 }
 
-/// Asks the unit on a worker. `question` is its stage and what the unit is to do.
+/// Asks the unit on a worker. `request` is its stage and what the unit is to do.
 fn ask<T: Send + 'static>(
     roots: &Roots,
     scheduler: &CallScheduler,
     device: &ScsiDevice,
     disk: &BlockDevice,
     deadline: Deadline,
-    (stage, question): (Stage, &str),
+    (stage, request): (Stage, &str),
     send: impl FnOnce(&Unit) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let what = format!("{} to {question}", disk.name());
+    let what = format!("{} to {request}", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
     scheduler.run_on_device(
         device.hctl(),

@@ -42,7 +42,7 @@ impl Pages for Cached<'_> {
 ///
 /// # Errors
 /// If the folder cannot be listed.
-pub(super) fn addresses_that_may_be(
+pub(super) fn candidate_addresses(
     folder: &Path,
     is_wanted: impl Fn(&Wwid) -> bool,
 ) -> Result<Vec<Hctl>> {

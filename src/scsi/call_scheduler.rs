@@ -78,7 +78,7 @@ impl CallScheduler {
         let mut table = self.table();
         let slot = self.enter(&mut table, hctl, Kind::OnHost, stage, what);
         loop {
-            if let Some(stuck) = table.against_host(hctl.host).cloned() {
+            if let Some(stuck) = table.stuck_call_on_host(hctl.host).cloned() {
                 drop(table);
                 return Err(refusal(&stuck, stage));
             }
@@ -145,7 +145,7 @@ impl CallScheduler {
     }
 
     /// Asks a device for something that its caller can do without. `None` if no answer
-    /// comes by `deadline`, if an earlier question to the device still runs, or if the
+    /// comes by `deadline`, if an earlier such call to the device still runs, or if the
     /// device or its host is quarantined. It quarantines nothing, and a device blocks at
     /// most one thread.
     ///
@@ -160,10 +160,10 @@ impl CallScheduler {
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<Option<T>> {
         let mut table = self.table();
-        if table.is_asked(hctl) || table.against_device(hctl).is_some() {
+        if table.has_optional_call(hctl) || table.stuck_call_on_device(hctl).is_some() {
             return Ok(None);
         }
-        let slot = self.enter(&mut table, hctl, Kind::Question, stage, what);
+        let slot = self.enter(&mut table, hctl, Kind::Optional, stage, what);
         drop(table);
         match slot.run(stage, what, deadline, String::new, call) {
             Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
@@ -173,7 +173,7 @@ impl CallScheduler {
 
     fn device_slot(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
         let mut table = self.table();
-        if let Some(stuck) = table.against_device(hctl).cloned() {
+        if let Some(stuck) = table.stuck_call_on_device(hctl).cloned() {
             drop(table);
             return Err(refusal(&stuck, stage));
         }
@@ -213,7 +213,7 @@ impl CallScheduler {
         let ticket = table.enter(Call {
             hctl,
             on_host: kind == Kind::OnHost,
-            is_question: kind == Kind::Question,
+            is_optional: kind == Kind::Optional,
             stage,
             what: what.to_owned(),
             begun: Instant::now(),
@@ -240,7 +240,7 @@ impl CallScheduler {
 
     fn quarantine(&self, ticket: Ticket) {
         if let Some(call) = self.table().call(ticket) {
-            call.stuck = !call.is_question;
+            call.stuck = !call.is_optional;
         }
         self.0.changed.notify_all();
     }
@@ -254,7 +254,7 @@ enum Kind {
     /// In parallel.
     OnDevice,
     /// One at a time on a device. Its caller can do without the answer.
-    Question,
+    Optional,
 }
 
 /// A call's entry in the table. The call's thread owns it while it runs, so the call's

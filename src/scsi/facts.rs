@@ -20,7 +20,7 @@ const SECTOR: u64 = 512;
 /// The facts that sysfs shows about one life of a SCSI disk. A fact that cannot be read is
 /// `None`, and `unreadable` says why.
 #[derive(Debug)]
-pub(crate) struct Facts<'a> {
+pub(crate) struct DiskFacts<'a> {
     pub(crate) hctl: Hctl,
     /// The device's directory, with no link in the path.
     pub(crate) dir: PathBuf,
@@ -37,7 +37,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) unreadable: Vec<String>,
 }
 
-impl<'a> Facts<'a> {
+impl<'a> DiskFacts<'a> {
     /// The facts of all devices, by address. A device that goes away meanwhile is left out.
     ///
     /// # Errors

@@ -69,11 +69,11 @@ pub(crate) fn scan<H>(
         .map_err(|error| explain(error, hctl))?;
     point!(ScanWritten);
     ScsiDevice::find(roots, hctl)?.ok_or_else(|| {
-        let patience = inquiry_timeout(roots);
-        if took < patience {
+        let timeout = inquiry_timeout(roots);
+        if took < timeout {
             not_found(hctl)
         } else {
-            not_answered(hctl, took, patience)
+            not_answered(hctl, took, timeout)
         }
     })
 }
@@ -86,13 +86,13 @@ fn inquiry_timeout(roots: &Roots) -> Duration {
     Duration::from_secs(sysfs::parse(&parameter).unwrap_or(DEFAULT))
 }
 
-fn not_answered(hctl: Hctl, took: Duration, patience: Duration) -> Error {
+fn not_answered(hctl: Hctl, took: Duration, timeout: Duration) -> Error {
     let message = format!(
         "the host scanned {hctl} for {:.1} s and no device came: the kernel waits {} s for an \
          answer (scsi_mod.inq_timeout), so the target may have LUN {} and be too slow; see \
          whether it is overloaded, and try again",
         took.as_secs_f64(),
-        patience.as_secs(),
+        timeout.as_secs(),
         hctl.lun
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Scan)

@@ -46,10 +46,10 @@ pub fn iscsi_routes(roots: &Roots, uri: &IscsiUri) -> Result<Vec<Route>> {
             continue;
         };
         let portals = device.portals(roots);
-        let asked = portals
+        let named = portals
             .iter()
             .find_map(|portal| order.get_key_value(portal));
-        let Some((&portal, &position)) = asked else {
+        let Some((&portal, &position)) = named else {
             elsewhere.push(match portals.first() {
                 Some(portal) => format!("session {id} to {portal}"),
                 None => format!("session {id}, whose portal cannot be read"),

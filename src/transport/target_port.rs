@@ -22,12 +22,12 @@ impl TargetPort {
     /// neither transport leads to it, or if its name cannot be read. The device itself may
     /// be gone, as long as its session or port exists.
     pub(crate) fn of(roots: &Roots, hctl: Hctl, dir: &Path) -> Option<Self> {
-        Self::behind(roots, &TransportReader::new(roots).of(hctl, dir)?)
+        Self::of_transport(roots, &TransportReader::new(roots).of(hctl, dir)?)
     }
 
     /// The same, from transport data that is already known.
-    pub(crate) fn behind(roots: &Roots, reach: &TransportInfo) -> Option<Self> {
-        match reach {
+    pub(crate) fn of_transport(roots: &Roots, transport: &TransportInfo) -> Option<Self> {
+        match transport {
             TransportInfo::Iscsi {
                 session, target, ..
             } => {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 pub(crate) type Naming = fn(&str) -> Option<&str>;
 
 /// More names than this between two questions would cost more than a new index.
-pub(super) const MOST_NAMES: usize = 1024;
+pub(super) const MAX_NAMES: usize = 1024;
 
 /// The answer to a question.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl ChangedNames {
             return;
         };
         let mut inner = self.inner.lock();
-        if inner.names.len() >= MOST_NAMES && !inner.names.contains(name) {
+        if inner.names.len() >= MAX_NAMES && !inner.names.contains(name) {
             inner.lost = true;
         } else if !inner.names.contains(name) {
             inner.names.insert(name.to_owned());

@@ -56,7 +56,7 @@ impl Changes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uevent::changed_names::MOST_NAMES;
+    use crate::uevent::changed_names::MAX_NAMES;
     use crate::uevent::event::tests::event;
 
     fn disk(devpath: &str) -> Option<&str> {
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn more_names_than_are_kept_make_the_answer_unknown() {
         let (mut changes, noted) = Changes::for_test(disk);
-        for number in 0..=MOST_NAMES {
+        for number in 0..=MAX_NAMES {
             noted.event(&format!("/block/nbd{number}"));
         }
         assert_eq!(changes.take(), Changed::Unknown);

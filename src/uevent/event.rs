@@ -12,7 +12,7 @@ use crate::id::{DevNo, DiskSeq};
 /// no longer here.
 pub(super) const LONGEST_TEXT: usize = 2048;
 /// udev's own rules make fewer than ten links for a device.
-const MOST_LINKS: usize = 256;
+const MAX_LINKS: usize = 256;
 /// The longest total of an event's links, in bytes.
 const LONGEST_LINKS: usize = 16 << 10;
 
@@ -115,7 +115,7 @@ impl Event {
         };
         let mut room = LONGEST_LINKS;
         for link in property("DEVLINKS").unwrap_or("").split_ascii_whitespace() {
-            if event.links.len() == MOST_LINKS || link.len() > room.min(LONGEST_TEXT) {
+            if event.links.len() == MAX_LINKS || link.len() > room.min(LONGEST_TEXT) {
                 cut = true;
             } else {
                 room -= link.len();
@@ -162,9 +162,9 @@ pub(super) mod tests {
 
     #[test]
     fn links_are_bounded_in_number_in_length_and_in_all() {
-        let many = of_udev(&"/dev/x ".repeat(MOST_LINKS + 1), "");
-        assert_eq!((many.links.len(), many.cut), (MOST_LINKS, true));
-        assert!(!of_udev(&"/dev/x ".repeat(MOST_LINKS), "").cut);
+        let many = of_udev(&"/dev/x ".repeat(MAX_LINKS + 1), "");
+        assert_eq!((many.links.len(), many.cut), (MAX_LINKS, true));
+        assert!(!of_udev(&"/dev/x ".repeat(MAX_LINKS), "").cut);
         let (long, short) = ("y".repeat(LONGEST_TEXT + 1), "/dev/disk/by-id/kept");
         let one = of_udev(&format!("{long} {short}"), "");
         assert_eq!((one.links, one.cut), (vec![short.to_owned()], true));

@@ -140,11 +140,7 @@ impl Hub {
     /// Every event, for a permanent listener.
     #[must_use]
     pub fn stream(&self) -> Stream {
-        Stream::new(Subscription::new(
-            &self.dispatch,
-            Interest::Everything,
-            false,
-        ))
+        Stream::new(Subscription::new(&self.dispatch, Interest::Everything))
     }
 
     /// Watches what arrays report: logical units come and go, capacities change.
@@ -188,8 +184,11 @@ impl Hub {
     }
 
     fn subscribe(&self, interest: Interest) -> Subscription {
-        let polls = self.mode == Mode::SysfsPoll;
-        Subscription::new(&self.dispatch, interest, polls)
+        let subscription = Subscription::new(&self.dispatch, interest);
+        match self.mode {
+            Mode::SysfsPoll => subscription.polling(),
+            Mode::Udev | Mode::KernelOnly => subscription,
+        }
     }
 }
 

@@ -130,7 +130,7 @@ mod tests {
         fs::write(&record, "S:disk/by-id/scsi-3600\n").unwrap();
         let dispatch = Arc::<Dispatch>::default();
         let interest = Interest::Component("2:0:0:1".into());
-        let mut watch = Watch::new(Subscription::new(&dispatch, interest, false));
+        let mut watch = Watch::new(Subscription::new(&dispatch, interest));
         let mut settle = |limit: u64| {
             let leaving = RemovedDevice {
                 devpath: "/devices/x/2:0:0:1/block/sdb".to_owned(),

@@ -6,19 +6,20 @@
 //! barrier: an event that we request from the kernel, marked with a UUID. udevd handles it
 //! after all earlier events of the same device.
 
+mod barrier;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::Notice;
 use super::event::{Event, Origin};
-use super::mark;
 use super::mode::Mode;
 use super::watch::Watch;
-use crate::crash::point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::{Roots, sysfs, worker};
+use crate::kernel::{Roots, sysfs};
+use barrier::{Barrier, gone};
 
 /// How lunbd proved that a device had settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
@@ -45,13 +46,13 @@ impl Settled {
 
 /// A settled device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Proof {
+pub(crate) struct SettledDevice {
     pub(crate) how: Settled,
     /// The links that udev made to it.
     pub(crate) links: Vec<String>,
 }
 
-impl Proof {
+impl SettledDevice {
     fn of(how: Settled, event: &Arc<Event>) -> Self {
         tracing::debug!(how = how.as_str(), seqnum = event.seqnum, "settled");
         let links = event.links.clone();
@@ -80,11 +81,11 @@ pub(crate) fn settle(
     roots: &Roots,
     dir: &Path,
     deadline: Deadline,
-) -> Result<Proof> {
+) -> Result<SettledDevice> {
     let by = match mode {
         Mode::Udev => Origin::Udev,
         Mode::KernelOnly => Origin::Kernel,
-        Mode::SysfsPoll => return Ok(Proof::without_udev()),
+        Mode::SysfsPoll => return Ok(SettledDevice::without_udev()),
     };
     let devpath = devpath(roots, dir)?;
     watch.drain();
@@ -95,13 +96,13 @@ pub(crate) fn settle(
     let mut barrier: Option<Barrier> = None;
     let mut by_event = needed != 0;
     let mut pauses = Backoff::new(BARRIER_RESEND_AFTER, 8 * BARRIER_RESEND_AFTER);
-    let mut ask_again = Deadline::after(pauses.pause());
+    let mut next_barrier = Deadline::after(pauses.pause());
     loop {
         // Without a seen event, or after a missed one, send a barrier now.
         let mut unanswered = barrier.as_ref().is_some_and(Barrier::is_lost);
-        if ask_again.has_passed() {
+        if next_barrier.has_passed() {
             unanswered = true;
-            ask_again = Deadline::after(pauses.pause());
+            next_barrier = Deadline::after(pauses.pause());
         }
         let missed = watch.take_missed();
         if missed {
@@ -111,20 +112,13 @@ pub(crate) fn settle(
         if missed || unanswered || (needed == 0 && barrier.is_none()) {
             barrier = Some(Barrier::send(barrier.take(), roots, dir, deadline)?);
         }
-        if by_event {
-            let seen = watch.seen_events().of(&devpath);
-            match seen.and_then(|seen| seen.udev.as_ref()) {
-                _ if by == Origin::Kernel => return Ok(Proof::without_udev()),
-                Some(event) if event.seqnum >= needed => {
-                    return Ok(Proof::of(Settled::UdevEvent, event));
-                }
-                _ => {}
-            }
+        if by_event && let Some(settled) = settled_by_event(watch, &devpath, by, needed) {
+            return Ok(settled);
         }
         let limit = barrier
             .as_ref()
             .map_or(deadline, |barrier| barrier.wait_limit(deadline));
-        let limit = limit.at_most(ask_again.remaining());
+        let limit = limit.at_most(next_barrier.remaining());
         match watch.next(limit) {
             Some(Notice::Event(event)) if event.devpath == devpath => {
                 // udev's event for the removal of the previous device may come
@@ -137,8 +131,10 @@ pub(crate) fn settle(
                     .as_mut()
                     .is_some_and(|barrier| barrier.is_answered(&event, by));
                 match by {
-                    Origin::Udev if answered => return Ok(Proof::of(Settled::Barrier, &event)),
-                    Origin::Kernel if answered => return Ok(Proof::without_udev()),
+                    Origin::Udev if answered => {
+                        return Ok(SettledDevice::of(Settled::Barrier, &event));
+                    }
+                    Origin::Kernel if answered => return Ok(SettledDevice::without_udev()),
                     _ => {}
                 }
             }
@@ -152,6 +148,20 @@ pub(crate) fn settle(
     }
 }
 
+/// The settled device, if an event that the watch has seen proves it.
+fn settled_by_event(
+    watch: &Watch,
+    devpath: &str,
+    by: Origin,
+    needed: u64,
+) -> Option<SettledDevice> {
+    if by == Origin::Kernel {
+        return Some(SettledDevice::without_udev());
+    }
+    let event = watch.seen_events().of(devpath)?.udev.as_ref()?;
+    (event.seqnum >= needed).then(|| SettledDevice::of(Settled::UdevEvent, event))
+}
+
 /// Like [`settle`], always by a barrier: for what udev may be doing with the device
 /// now.
 pub(crate) fn settle_again(
@@ -160,83 +170,9 @@ pub(crate) fn settle_again(
     roots: &Roots,
     dir: &Path,
     deadline: Deadline,
-) -> Result<Proof> {
+) -> Result<SettledDevice> {
     watch.require_barrier();
     settle(watch, mode, roots, dir, deadline)
-}
-
-/// An event that we request from the kernel
-/// (`Documentation/ABI/testing/sysfs-uevent`, Linux 4.13).
-struct Barrier {
-    /// All marks that prove it. A slow udevd may answer an earlier one.
-    marks: Vec<String>,
-    /// The kernel has sent the event, and only udev's answer is missing.
-    echoed: bool,
-    /// When to consider the event lost: the kernel drops the events of a disk while
-    /// it still reads the disk's partitions.
-    echo_due: Deadline,
-    pauses: Backoff,
-}
-
-impl Barrier {
-    fn send(earlier: Option<Self>, roots: &Roots, dir: &Path, deadline: Deadline) -> Result<Self> {
-        let uuid = mark::new()?;
-        let (attribute, text) = (dir.join("uevent"), format!("change {uuid}"));
-        let devices = roots.devices.clone();
-        tracing::debug!(%uuid, dir = %dir.display(), "barrier");
-        point!(BarrierToSend);
-        worker::run(
-            Stage::Settle,
-            "the kernel to send a marked event",
-            deadline,
-            || "not returned".to_owned(),
-            move || sysfs::write(&devices, &attribute, &text),
-        )
-        .map_err(|error| match error.kind() {
-            ErrorKind::Vanished => gone(dir).caused_by(error),
-            _ => error,
-        })?;
-        point!(BarrierSent);
-        let (mut marks, mut pauses) = earlier.map_or_else(
-            || {
-                let pauses = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-                (Vec::new(), pauses)
-            },
-            |earlier| (earlier.marks, earlier.pauses),
-        );
-        marks.push(uuid);
-        Ok(Self {
-            marks,
-            echoed: false,
-            echo_due: Deadline::after(pauses.pause()),
-            pauses,
-        })
-    }
-
-    /// Forgets the marks, which lie before the missed events.
-    fn forget_marks(&mut self) {
-        self.marks.clear();
-    }
-
-    fn is_answered(&mut self, event: &Event, by: Origin) -> bool {
-        let mark = event.synth_uuid.as_ref();
-        let marked = mark.is_some_and(|mark| self.marks.contains(mark));
-        self.echoed |= marked;
-        marked && event.origin == by
-    }
-
-    fn is_lost(&self) -> bool {
-        !self.echoed && self.echo_due.has_passed()
-    }
-
-    /// How long to wait now: first for the kernel's event, then for udev's.
-    fn wait_limit(&self, deadline: Deadline) -> Deadline {
-        if self.echoed || deadline.remaining() < self.echo_due.remaining() {
-            deadline
-        } else {
-            self.echo_due
-        }
-    }
 }
 
 /// The path of a sysfs directory in uevents.
@@ -251,12 +187,6 @@ pub(crate) fn devpath(roots: &Roots, dir: &Path) -> Result<String> {
     below
         .map(|below| format!("/{below}"))
         .ok_or_else(|| Error::new(ErrorKind::Io, "a device that is not below sysfs").with_path(dir))
-}
-
-fn gone(dir: &Path) -> Error {
-    Error::new(ErrorKind::Vanished, "the device went away")
-        .with_path(dir)
-        .at(Stage::Settle)
 }
 
 pub(super) fn last_seen(watch: &Watch, devpath: &str) -> String {

@@ -20,15 +20,21 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    pub(super) fn new(dispatch: &Arc<Dispatch>, interest: Interest, polls: bool) -> Self {
+    pub(super) fn new(dispatch: &Arc<Dispatch>, interest: Interest) -> Self {
         let (id, queue) = dispatch.subscribe(&interest);
         Self {
             dispatch: Arc::clone(dispatch),
             interest,
             id,
             queue,
-            poll: polls.then(Backoff::for_kernel_state),
+            poll: None,
         }
+    }
+
+    /// For a process that gets no events: sends a [`Notice::Resync`] after each pause.
+    pub(super) fn polling(mut self) -> Self {
+        self.poll = Some(Backoff::for_kernel_state());
+        self
     }
 
     /// As [`Watch::next`](super::Watch::next).
@@ -82,7 +88,7 @@ mod tests {
     use crate::uevent::event::tests::event;
 
     fn subscribe(dispatch: &Arc<Dispatch>) -> Subscription {
-        Subscription::new(dispatch, Interest::Everything, false)
+        Subscription::new(dispatch, Interest::Everything)
     }
 
     fn soon() -> Deadline {

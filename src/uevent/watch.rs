@@ -102,8 +102,8 @@ impl SeenEvents {
     fn record_event(&mut self, event: &Arc<Event>) {
         // A component's events name a handful of paths. A flood of invented
         // paths must not grow this without bound.
-        const MOST_PATHS: usize = 4096;
-        if self.paths.len() >= MOST_PATHS && !self.paths.contains_key(&event.devpath) {
+        const MAX_PATHS: usize = 4096;
+        if self.paths.len() >= MAX_PATHS && !self.paths.contains_key(&event.devpath) {
             self.missed = true;
             return;
         }

@@ -139,14 +139,19 @@ fn read(path: &Path, is_followed: bool) -> Result<Desired> {
         );
         refused(ErrorKind::InvalidInput, &message)
     })?;
-    Desired::try_from(file).map_err(|error| {
+    let desired = Desired::try_from(file).map_err(|error| {
         let kind = match error.kind() {
             // Two volumes of the file exclude each other.
             ErrorKind::InUse => ErrorKind::InvalidInput,
             kind => kind,
         };
         refused(kind, &error.to_string())
-    })
+    })?;
+    if !desired.is_empty() && !text.ends_with('\n') {
+        let what = "its last line has no end: it may be half a file";
+        return Err(refused(ErrorKind::InvalidInput, what));
+    }
+    Ok(desired)
 }
 
 fn text_of(path: &Path, is_followed: bool) -> io::Result<String> {

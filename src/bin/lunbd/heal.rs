@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use lunbd::engine::NbdOptions;
-use lunbd::engine::journal::VolumeSpec;
+use lunbd::engine::journal::Record;
 use lunbd::engine::{
     HealOutcome, HealReport, SessionRecovery, SessionRecoveryOptions, SessionRecoveryReport,
 };
@@ -37,7 +37,10 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
     let mut options = NbdOptions::default();
     let sources: Vec<Source> = match &what.volume {
         Some(volume) => {
-            let spec = spec_of(&engine, what, volume, deadline)?;
+            let Record { spec, outcome, .. } = record_of(&engine, what, volume, deadline)?;
+            if let Some(names) = outcome.and_then(|outcome| outcome.content) {
+                options = options.last_content(names);
+            }
             if let Some(nbd) = spec.nbd {
                 let limit = Duration::from_millis;
                 let dead = limit(nbd.dead_connection_timeout_ms);
@@ -88,18 +91,17 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
     })
 }
 
-/// The attach options that the journal recorded for a volume, readable also while an
-/// agent holds the journal.
-fn spec_of(
+/// The journal's record of a volume, readable also while an agent holds the journal.
+fn record_of(
     engine: &Engine,
     what: &arguments::Heal,
     volume: &VolumeId,
     deadline: Deadline,
-) -> Result<VolumeSpec> {
+) -> Result<Record> {
     let journal = recover::read(engine, what.journal.as_deref(), deadline)?;
     let mut records = journal.records.into_iter();
     let record = records.find(|record| record.volume == *volume);
-    record.map(|record| record.spec).ok_or_else(|| {
+    record.ok_or_else(|| {
         let message = format!("the journal has no volume {volume}");
         Error::new(ErrorKind::NotFound, message)
     })

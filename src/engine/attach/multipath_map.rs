@@ -12,8 +12,8 @@ use crate::engine::usage::{Extent, Removal};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{Daemon, Map};
-use crate::scsi::{Identity, ScsiDevice};
-use crate::uevent::{Proof, Watch};
+use crate::scsi::Identity;
+use crate::uevent::{SettledDevice, Watch};
 
 /// Finds the map of a unit. It is prepared while udev handles the paths.
 pub(super) struct MapWaiter {
@@ -37,7 +37,7 @@ enum MapPolicy {
 /// The outcome of the search for a map.
 #[derive(Debug, Default)]
 pub(super) struct UnitMap {
-    pub(in crate::engine) map: Option<(Map, Proof)>,
+    pub(in crate::engine) map: Option<(Map, SettledDevice)>,
     /// Why there is no map where one was wanted.
     pub(in crate::engine) why_none: Option<String>,
     /// The refused paths that are not in the map, by the name of the disk.
@@ -87,7 +87,8 @@ impl Engine {
     /// `NotSupported` where a map is required and there is no multipathd; `Unreachable`
     /// where multipathd closed the connection twice; `Refused` where a map is required and
     /// multipathd makes none of these paths, or one of them is in use; `IdentityMismatch`
-    /// where a path is in the map of another unit, or the map holds a path to one;
+    /// where a path is in the map of another unit, or the map holds a path to one; `Refused` or
+    /// `Unreachable` where the unit has a map that holds none of these paths;
     /// `TimedOut` at stage `map`.
     pub(super) fn wait_for_map(
         &self,
@@ -122,10 +123,10 @@ impl Engine {
         let mut told = false;
         let map = loop {
             match Self::map_of_paths(paths, &mut answers.refused, identity)? {
-                MapSearch::Whole(map) => break map,
+                MapSearch::Whole(map) => break Some(map),
                 MapSearch::None if !answers.delayed => {
                     match &daemon {
-                        _ if wanted == MapPolicy::No => return Ok(UnitMap::default()),
+                        _ if wanted == MapPolicy::No => break None,
                         Some(daemon) if !told => {
                             told = true;
                             let refusal = match self.users_of_paths(paths, &answers, deadline)? {
@@ -152,10 +153,7 @@ impl Engine {
                     if wanted == MapPolicy::Required {
                         return Err(no_map(kind_of_none, &why_none));
                     }
-                    return Ok(UnitMap {
-                        why_none: Some(why_none),
-                        ..UnitMap::default()
-                    });
+                    break None;
                 }
                 MapSearch::None | MapSearch::Partial(_) if watch.next(deadline).is_some() => {}
                 MapSearch::Partial(map) => {
@@ -163,6 +161,14 @@ impl Engine {
                 }
                 MapSearch::None => return Err(timed_out("there is no map", deadline)),
             }
+        };
+        let Some(map) = map else {
+            let answers = daemon.is_some();
+            self.refuse_paths_beside_a_map(paths, identity, answers, deadline)?;
+            return Ok(UnitMap {
+                why_none: (wanted != MapPolicy::No).then_some(why_none),
+                ..UnitMap::default()
+            });
         };
         self.refuse_other_units_below(&map, paths, identity, deadline)?;
         // Uses a barrier, since the event that made the map may precede the watch.
@@ -244,55 +250,6 @@ impl Engine {
             None => MapSearch::None,
         })
     }
-
-    /// Refuses a map that holds a disk of another unit: what the kernel scanned there, or
-    /// what answers there now, since the array has given the address to another volume.
-    /// multipathd keeps such a path, and the map would read and write there. Each path that
-    /// the caller has not named is asked who it is.
-    ///
-    /// # Errors
-    /// `IdentityMismatch`, naming the disk.
-    fn refuse_other_units_below(
-        &self,
-        map: &Map,
-        paths: &[ProbedPath],
-        identity: &Identity,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let ours: Vec<ScsiDevice> = paths.iter().map(|path| path.device.clone()).collect();
-        // multipathd makes one map of all disks that have one name for it: also where that
-        // name is not unique, and where a setting takes it from another property.
-        let proves_nothing =
-            identity.is_weak() || !map.wwid().is_some_and(|name| identity.is(&name));
-        for disk in map.paths()? {
-            let Some(device) = ScsiDevice::of_disk(&disk)? else {
-                continue;
-            };
-            if ours.contains(&device) {
-                continue;
-            }
-            let known = match self.read_path(&device, deadline) {
-                Err(_) if !device.is_there() => continue,
-                known => known.map_err(|error| error.at(Stage::Map))?,
-            };
-            let there = known.identity_now.answering_unit();
-            let why = if identity.compare(there).is_different() {
-                format!("which is {there} now: make multipathd drop that path")
-            } else if proves_nothing && !self.is_path_of(&device, there, identity, &ours) {
-                format!(
-                    "and no unique name proves that it is {identity}: give each unit its own \
-                     name (with tgt: scsi_id)"
-                )
-            } else {
-                continue;
-            };
-            let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
-            let message =
-                format!("the map {map} also holds {disk} ({hctl}), {why}, or attach without a map");
-            return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Map));
-        }
-        Ok(())
-    }
 }
 
 /// Calls `tell`, and again where multipathd closed the connection: systemd keeps the
@@ -322,5 +279,6 @@ fn timed_out(seen: &str, deadline: Deadline) -> Error {
     Error::timed_out(Stage::Map, deadline, what).with_last_seen(seen)
 }
 
+mod other_paths;
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, ContentName, NbdUri};
 use crate::kernel::blockdev;
-use crate::nbd::{self, Connection, Content, Export, Link, NbdDevice, TlsInfo};
+use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, TlsInfo};
 use crate::uevent::Watch;
 
 impl Engine {
@@ -80,7 +80,8 @@ impl Engine {
         let geometry = export.geometry(nbd::page_size()?, request.nbd.block_size)?;
 
         timer.enter(Stage::Identify);
-        let content = content::of_all(&connections, uri, deadline)?;
+        let first = content::of_all(&connections, uri, deadline)?;
+        let content = first.as_ref().map(|first| first.names.clone());
         content::require_expected(&request.nbd, content.as_deref(), uri)?;
         content::require_known(request, content.as_deref(), uri)?;
 
@@ -101,9 +102,6 @@ impl Engine {
             _lock: _held,
         } = connected;
         self.nbd_reads.has_new_connection(device.index());
-        let known = content
-            .clone()
-            .map(|names| Content::Named(names).known(written));
         let timeouts = request.nbd.timeouts().into();
         let connected_by = device.pid().ok().flatten();
         let mut link = Link::new(
@@ -113,7 +111,7 @@ impl Engine {
             timeouts,
             connected_by,
         );
-        link.content = known.flatten();
+        link.content = first.map(|first| KnownContent { first, written });
         link.expected.clone_from(&request.nbd.expected);
         link.tls.clone_from(&tls);
         let served = Served { content, tls };

@@ -19,6 +19,7 @@ pub struct NbdOptions {
     pub(in crate::engine) block_size: Option<u32>,
     pub(in crate::engine) expected: Option<ContentName>,
     pub(in crate::engine) accepts_content: bool,
+    pub(in crate::engine) last_content: Option<Vec<ContentName>>,
     /// The timeouts that were set.
     pub(in crate::engine) timeouts: NewTimeouts,
 }
@@ -33,6 +34,7 @@ impl Default for NbdOptions {
             block_size: None,
             expected: None,
             accepts_content: false,
+            last_content: None,
             timeouts: NewTimeouts::default(),
         }
     }
@@ -103,6 +105,16 @@ impl NbdOptions {
         self
     }
 
+    /// The names that the content had when they were read last, as a journal keeps them. A
+    /// heal that knows nothing newer compares them with those that the server has now. If the
+    /// server has none of them, the heal takes it and reports both
+    /// ([`Difference::Content`](crate::nbd::Difference::Content)). An attach ignores them.
+    #[must_use]
+    pub fn last_content(mut self, names: Vec<ContentName>) -> Self {
+        self.last_content = Some(names);
+        self
+    }
+
     /// How long one request may take before its connection is taken for dead; the default is
     /// 30 s. The request then goes out over another connection of the device, or waits for a
     /// new one if it has no other. The kernel gives up a TCP connection whose peer
@@ -143,6 +155,7 @@ impl NbdOptions {
         ContentRule {
             accepts_any: self.accepts_content,
             expected: self.expected.clone(),
+            last_known: self.last_content.clone(),
         }
     }
 
@@ -165,4 +178,6 @@ pub(in crate::engine) struct ContentRule {
     pub(in crate::engine) accepts_any: bool,
     /// A name that the content must have.
     pub(in crate::engine) expected: Option<ContentName>,
+    /// The names that a journal has of it.
+    pub(in crate::engine) last_known: Option<Vec<ContentName>>,
 }

@@ -128,7 +128,7 @@ impl Detachment {
             (self.phases, self.logged_out) = (next.phases, next.logged_out);
         }
         self.safe_to_unmap &= next.safe_to_unmap;
-        NotLookedAt::note(&mut self.not_looked_at, &next.not_looked_at);
+        NotLookedAt::merge(&mut self.not_looked_at, &next.not_looked_at);
         match (&mut self.receipt, next.receipt) {
             (Some(receipt), Some(next)) => receipt.append(next),
             (receipt @ None, next) => *receipt = next,

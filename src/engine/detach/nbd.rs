@@ -95,7 +95,7 @@ impl Engine {
             return Ok(Detachment::unchanged(place));
         }
 
-        let lost = FailedFlush::of(roots, disk)?;
+        let mark = FailedFlush::of(roots, disk)?;
         let Claimed {
             claim,
             flush,
@@ -122,7 +122,7 @@ impl Engine {
         nbd::wait_until_free(roots, index, &mut watch, deadline)?;
 
         // A flush that hung has ended by now and recorded its result.
-        lost.clear();
+        mark.clear();
 
         timer.enter(Stage::Settle);
         match uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline) {

@@ -119,14 +119,14 @@ pub enum Flush {
     NoDisk,
 }
 
-const NAMELESS: &str = "no path reported a name of the unit, so other paths were not searched \
+const NO_NAME_NOTE: &str = "no path reported a name of the unit, so other paths were not searched \
                         for";
 
 impl Receipt {
     /// Whether nothing was found, and there was no name by which to search for more.
     pub(super) fn found_nothing(&self) -> bool {
         let nothing = self.paths.is_empty() && self.map.is_none() && self.names.is_empty();
-        nothing && self.notes.iter().all(|note| note == NAMELESS)
+        nothing && self.notes.iter().all(|note| note == NO_NAME_NOTE)
     }
 
     /// Adds the receipt for another source of the same volume. Both are concluded
@@ -136,18 +136,22 @@ impl Receipt {
         let new = next.names.into_iter().filter(|name| !known.contains(name));
         self.names = known.iter().cloned().chain(new).collect();
         if let (Some(_), Some(map)) = (&self.map, &next.map) {
-            let stands = if map.gone { "is gone" } else { "stands" };
-            self.notes.push(format!("the map {} {stands}", map.name));
+            let state = if map.gone {
+                "is gone"
+            } else {
+                "is still there"
+            };
+            self.notes.push(format!("the map {} {state}", map.name));
         }
         self.map = self.map.take().or(next.map);
         self.paths.extend(next.paths);
-        NotLookedAt::note(&mut self.not_looked_at, &next.not_looked_at);
+        NotLookedAt::merge(&mut self.not_looked_at, &next.not_looked_at);
         self.notes.extend(next.notes);
         self.safe_to_unmap &= next.safe_to_unmap;
     }
 
     /// Marks everything as gone, after a search that found nothing of the unit.
-    pub(super) fn nothing_is_there(&mut self) {
+    pub(super) fn mark_all_gone(&mut self) {
         for path in &mut self.paths {
             path.gone = true;
         }
@@ -159,14 +163,14 @@ impl Receipt {
     /// Sets `safe_to_unmap` from the receipt and `doubts`, and adds each doubt to the notes.
     pub(in crate::engine) fn conclude(&mut self, mut doubts: Vec<String>) {
         if self.names.iter().all(Wwid::is_vendor_defined) {
-            doubts.push(NAMELESS.to_owned());
+            doubts.push(NO_NAME_NOTE.to_owned());
         }
         if let Some(map) = &self.map {
             if map.flush != Some(Flush::Done) {
                 doubts.push(format!("the map {} was not flushed", map.name));
             }
             if !map.gone {
-                doubts.push(format!("the map {} stands", map.name));
+                doubts.push(format!("the map {} is still there", map.name));
             }
         }
         let paths = self.paths.iter();
@@ -178,7 +182,7 @@ impl Receipt {
                 doubts.push(format!("{hctl} was not flushed"));
             }
             if !path.gone {
-                doubts.push(format!("{hctl} stands"));
+                doubts.push(format!("{hctl} is still there"));
             }
             if path.forgotten == Some(false) {
                 doubts.push(format!("multipathd still knows {hctl}"));
@@ -259,10 +263,10 @@ impl Deref for DetachFailure {
 impl fmt::Display for DetachFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)?;
-        let stands = self.receipt.paths.iter().filter(|path| !path.gone);
-        let stands: Vec<String> = stands.map(|path| path.hctl.to_string()).collect();
-        if self.receipt.paths.len() > stands.len() && !stands.is_empty() {
-            write!(f, "; partly detached: {} remains", stands.join(", "))?;
+        let remaining = self.receipt.paths.iter().filter(|path| !path.gone);
+        let remaining: Vec<String> = remaining.map(|path| path.hctl.to_string()).collect();
+        if self.receipt.paths.len() > remaining.len() && !remaining.is_empty() {
+            write!(f, "; partly detached: {} remains", remaining.join(", "))?;
         }
         Ok(())
     }

@@ -90,11 +90,11 @@ impl Engine {
     ) -> Result<()> {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let removed_device = uevent::RemovedDevice::of(roots, disk)?;
-        let lost = FailedFlush::of(roots, disk)?;
+        let mark = FailedFlush::of(roots, disk)?;
         first_names::forget(roots, device.hctl());
         scsi::delete(device, &self.scheduler, watch, deadline)?;
         drop(held);
-        lost.clear();
+        mark.clear();
         uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
     }
 }

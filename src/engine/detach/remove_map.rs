@@ -164,12 +164,12 @@ impl Engine {
         let Claim::Held(file) = claim else {
             return self.write_back(claim, map.disk(), FlushPolicy::Require, deadline);
         };
-        let lost = FailedFlush::of(self.roots(), map.disk())?;
-        if let Some(earlier) = lost.read()? {
+        let mark = FailedFlush::of(self.roots(), map.disk())?;
+        if let Some(earlier) = mark.read()? {
             return Err(failed_flush::refuse(map.disk(), &earlier));
         }
         let (file, disk, roots) = (file.clone(), map.disk().clone(), self.roots().clone());
-        let flush = move || claim::flush(&roots, file, &disk, &lost);
+        let flush = move || claim::flush(&roots, file, &disk, &mark);
         let flush = worker::start(Stage::Flush, flush)?;
         let path_limit = deadline.half();
         loop {
@@ -310,7 +310,7 @@ impl Engine {
     ) -> Result<()> {
         let (roots, mode) = (self.roots(), self.hub().mode());
         let disk = map.disk();
-        let lost = FailedFlush::of(roots, disk)?;
+        let mark = FailedFlush::of(roots, disk)?;
         let removed_device = uevent::RemovedDevice::of(roots, disk)?;
         // This keeps multipathd from making the map again on a path's event. A daemon
         // that hangs gets half of the time; the kernel needs no daemon.
@@ -326,7 +326,7 @@ impl Engine {
                 _ => error,
             })?;
         }
-        lost.clear();
+        mark.clear();
         uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
     }
 

@@ -68,7 +68,7 @@ impl Engine {
                     ..ResolvedUnit::default()
                 }))
             }
-            DetachTarget::Device(path) => self.behind(path, deadline),
+            DetachTarget::Device(path) => self.resolve_node(path, deadline),
             DetachTarget::Unit(name) => Ok(Resolved::Scsi(ResolvedUnit {
                 name: Some(name.clone()),
                 ..ResolvedUnit::default()
@@ -105,7 +105,7 @@ impl Engine {
     }
 
     /// The device behind a node.
-    fn behind(&self, path: &Path, deadline: Deadline) -> Result<Resolved> {
+    fn resolve_node(&self, path: &Path, deadline: Deadline) -> Result<Resolved> {
         let at = |error: Error| error.at(Stage::Resolve);
         let not_found = || {
             let message = "there is no device: to prove that a disk is gone, name its source or \

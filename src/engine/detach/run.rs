@@ -2,9 +2,11 @@
 
 use crate::engine::Engine;
 use crate::engine::detach::DetachRequest;
-use crate::engine::detach::receipt::Receipt;
+use crate::engine::detach::receipt::{PathReceipt, Receipt};
+use crate::engine::first_names;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
+use crate::error::Result;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::Watch;
@@ -41,4 +43,49 @@ pub(super) struct ClaimedPath {
     pub(in crate::engine) claim: Option<Claim>,
     /// All data of this path went through its map, which was flushed.
     pub(super) in_map: bool,
+}
+
+impl DetachRun<'_> {
+    /// Adds the path to the receipt once, and its disk as soon as that has appeared.
+    pub(super) fn add_to_receipt(&mut self, path: &KnownPath) -> Result<()> {
+        let roots = self.engine.roots();
+        if !self.devices.contains(&path.device) {
+            self.devices.push(path.device.clone());
+            self.receipt.paths.push(PathReceipt {
+                hctl: path.device.hctl(),
+                node: None,
+                devno: None,
+                diskseq: None,
+                flush: None,
+                gone: false,
+                forgotten: None,
+                in_map: false,
+            });
+        }
+        if let Some(disk) = &path.disk
+            && let Some(entry) = self.entry(&path.device)
+        {
+            entry.node = Some(disk.node(roots));
+            entry.devno = Some(disk.devno());
+            entry.diskseq = disk.diskseq()?;
+        }
+        Ok(())
+    }
+
+    /// The receipt's entry of a device.
+    pub(in crate::engine) fn entry(&mut self, device: &ScsiDevice) -> Option<&mut PathReceipt> {
+        let at = self.devices.iter().position(|known| known == device)?;
+        self.receipt.paths.get_mut(at)
+    }
+
+    /// Reads back which of the receipt's paths are gone, no matter which process removed
+    /// them.
+    pub(in crate::engine) fn read_back(&mut self) {
+        for (device, path) in self.devices.iter().zip(&mut self.receipt.paths) {
+            path.gone = !device.is_there();
+            if path.gone {
+                first_names::forget(self.engine.roots(), path.hctl);
+            }
+        }
+    }
 }

@@ -33,23 +33,23 @@ impl FileSystemQueries {
         device: DevNo,
         read: impl FnOnce() -> Result<(Usage, DevNo)> + Send + 'static,
     ) -> Result<Arc<FileSystemQuery>> {
-        let mut asked = self.0.lock();
-        if let Some(query) = asked.get(&device) {
+        let mut running = self.0.lock();
+        if let Some(query) = running.get(&device) {
             return Ok(Arc::clone(query));
         }
         let query = Arc::new(FileSystemQuery::default());
-        let (ours, file_system_queries) = (Arc::clone(&query), self.clone());
+        let (ours, queries) = (Arc::clone(&query), self.clone());
         worker::start(Stage::Measure, move || {
             let answer = read();
-            let mut asked = file_system_queries.0.lock();
-            asked.remove(&device);
-            drop(asked);
+            let mut running = queries.0.lock();
+            running.remove(&device);
+            drop(running);
             let answer = answer.map_err(|error| (error.kind(), error.to_string()));
             *ours.answer.lock() = Some(answer);
             ours.answered.notify_all();
             Ok(())
         })?;
-        asked.insert(device, Arc::clone(&query));
+        running.insert(device, Arc::clone(&query));
         Ok(query)
     }
 }
@@ -91,10 +91,10 @@ mod tests {
 
     #[test]
     fn a_file_system_that_hangs_costs_its_caller_the_deadline_and_one_thread() {
-        let file_system_queries = FileSystemQueries::default();
+        let queries = FileSystemQueries::default();
         let answer = file_system::read(Path::new("/")).unwrap();
         let (release, hang) = mpsc::channel::<()>();
-        let query = file_system_queries.ask(DEVICE, move || {
+        let query = queries.ask(DEVICE, move || {
             let _released = hang.recv();
             Ok(answer)
         });
@@ -105,14 +105,13 @@ mod tests {
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(error.stage(), Some(Stage::Measure));
-        let again = file_system_queries.ask(DEVICE, || panic!("asked a second time"));
+        let again = queries.ask(DEVICE, || panic!("asked a second time"));
         let again = again.unwrap();
         drop(release);
         let soon = Deadline::after(Duration::from_secs(30));
         assert_eq!(again.wait(path, soon).unwrap(), answer);
         // After the answer the next caller starts a new query.
-        let failing =
-            file_system_queries.ask(DEVICE, || Err(Error::new(ErrorKind::Io, "shut down")));
+        let failing = queries.ask(DEVICE, || Err(Error::new(ErrorKind::Io, "shut down")));
         let error = failing.unwrap().wait(path, soon).unwrap_err();
         assert_eq!(error.to_string(), "measure: shut down");
     }

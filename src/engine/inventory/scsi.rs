@@ -12,7 +12,7 @@ use crate::kernel::block_tree::BlockTree;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::parallel::in_parallel;
 use crate::multipath::Map;
-use crate::scsi::{Facts, State};
+use crate::scsi::{DiskFacts, State};
 use crate::transport::{TargetPort, TransportReader};
 
 pub(super) fn units(
@@ -20,7 +20,7 @@ pub(super) fn units(
     tree: &BlockTree,
     users: &MachineUsers<'_>,
 ) -> Result<Vec<InventoryUnit>> {
-    let groups = group(roots, Facts::of_all(roots, tree)?);
+    let groups = group(roots, DiskFacts::of_all(roots, tree)?);
     in_parallel(groups, |groups| {
         let mut transports = TransportReader::new(roots);
         let units = groups
@@ -35,14 +35,14 @@ fn unit(
     tree: &BlockTree,
     users: &MachineUsers<'_>,
     transports: &mut TransportReader<'_>,
-    mut devices: Vec<Facts<'_>>,
+    mut devices: Vec<DiskFacts<'_>>,
 ) -> InventoryUnit {
     let first = devices.first_mut();
     let identity = first.map(|device| mem::take(&mut device.identity));
     let disks: Vec<&str> = devices.iter().filter_map(|device| device.disk).collect();
     let map = disks.iter().find_map(|disk| map_above(roots, tree, disk));
     let (above, map) = map.unzip();
-    let path = |device: Facts<'_>| InventoryPath {
+    let path = |device: DiskFacts<'_>| InventoryPath {
         hctl: device.hctl,
         node: device.disk.map(|name| roots.dev.join(name)),
         devno: device.devno,
@@ -73,8 +73,8 @@ fn unit(
 /// Groups the devices by unit and keeps their order. The key is the same as in a detach:
 /// the strongest name where it is unique, and else that name and the LUN of the target
 /// port.
-fn group<'a>(roots: &Roots, devices: Vec<Facts<'a>>) -> Vec<Vec<Facts<'a>>> {
-    let mut groups: Vec<Vec<Facts<'_>>> = Vec::new();
+fn group<'a>(roots: &Roots, devices: Vec<DiskFacts<'a>>) -> Vec<Vec<DiskFacts<'a>>> {
+    let mut groups: Vec<Vec<DiskFacts<'_>>> = Vec::new();
     let mut by_name: HashMap<(Wwid, Option<(TargetPort, Lun)>), usize> = HashMap::new();
     for device in devices {
         let next = groups.len();

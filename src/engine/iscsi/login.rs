@@ -1,15 +1,14 @@
 //! The logins of an attach: where there is no session, through every portal at once.
 
+mod log_in_all;
 mod new_session;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
 
-use self::new_session::{NewSession, log_in};
+use self::new_session::NewSession;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::{AttachRequest, Multipath};
+use crate::engine::attach::AttachRequest;
 use crate::engine::iscsi::sessions::{end_if_down, end_if_unused, end_unused_best_effort, share};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageTimer;
@@ -17,17 +16,7 @@ use crate::error::{Error, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
 use crate::iscsi::{IscsiSession, SessionName, SessionOptions};
 use crate::kernel::Roots;
-use crate::kernel::threads;
-use crate::multipath::Daemon;
 use crate::transport::{MissingReason, Route, RouteKind, RouteUnavailable};
-
-/// How long I/O waits for a lost session with other paths, and without:
-/// `node.session.timeo.replacement_timeout` as open-iscsi's README has it for multipath,
-/// and its default.
-const RECOVERY_WITH_PATHS: Duration = Duration::from_secs(5);
-const RECOVERY_ALONE: Duration = Duration::from_secs(120);
-/// The least time that the remaining portals get once enough of them have logged in.
-const REMAINING_PORTALS_LIMIT: Duration = Duration::from_secs(2);
 
 /// The sessions of one attach, and the locks that keep them from being ended.
 #[derive(Debug, Default)]
@@ -35,7 +24,7 @@ pub(in crate::engine) struct Sessions {
     shares: Vec<DeviceLock>,
     /// lunbd's sessions that the attach shares, no matter which process made them.
     used: Vec<IscsiSession>,
-    fresh: Vec<NewSession>,
+    new: Vec<NewSession>,
     /// Why there is no session of this name.
     failures: BTreeMap<SessionName, Error>,
 }
@@ -71,8 +60,8 @@ impl Sessions {
     }
 
     pub(in crate::engine) fn commit(self) {
-        for fresh in self.fresh {
-            fresh.keep();
+        for session in self.new {
+            session.keep();
         }
     }
 
@@ -81,16 +70,16 @@ impl Sessions {
     /// attaches that fail, the last one ends the session.
     pub(in crate::engine) fn rollback(self, roots: &Roots, deadline: Deadline) {
         drop(self.shares);
-        let is_fresh = |used: &IscsiSession| self.fresh.iter().any(|fresh| fresh.session == *used);
-        for session in self.used.iter().filter(|used| !is_fresh(used)) {
+        let is_new = |used: &IscsiSession| self.new.iter().any(|new| new.session == *used);
+        for session in self.used.iter().filter(|used| !is_new(used)) {
             end_unused_best_effort(roots, session, deadline);
         }
         if deadline.has_passed() {
             // Dropping each session ends it on a thread for which no caller waits.
-            return drop(self.fresh);
+            return drop(self.new);
         }
-        for fresh in self.fresh {
-            let session = fresh.keep();
+        for session in self.new {
+            let session = session.keep();
             if let Err(error) = end_if_unused(roots, &session, deadline) {
                 tracing::warn!(session = %session.id(), %error, "a session is left");
             }
@@ -235,11 +224,11 @@ impl Engine {
             };
             match &route.address {
                 Ok(_) => {
-                    let right = share(roots, &session, deadline)?;
-                    if right.is_some() && request.log_in.is_some() {
+                    let shared = share(roots, &session, deadline)?;
+                    if shared.is_some() && request.log_in.is_some() {
                         sessions.used.push(session.clone());
                     }
-                    sessions.shares.extend(right);
+                    sessions.shares.extend(shared);
                     let state = session.state()?;
                     all_logged_in &= state.as_deref() == Some(IscsiSession::LOGGED_IN);
                 }
@@ -263,100 +252,6 @@ impl Engine {
             }
         }
         Ok(all_logged_in)
-    }
-
-    /// Logs in through all portals at once. Waits for `enough` of them, and the same time
-    /// again for the others.
-    fn log_in_all(
-        &self,
-        names: Vec<SessionName>,
-        options: &SessionOptions,
-        request: &AttachRequest,
-        mut enough: usize,
-        sessions: &mut Sessions,
-        deadline: Deadline,
-    ) {
-        let portals: usize = request.sources().map(portals_of).sum();
-        let has_other_paths = match request.multipath {
-            Multipath::Require => true,
-            // Without multipathd there is no map, and I/O has no other path.
-            Multipath::Prefer => portals > 1 && matches!(Daemon::find(self.roots()), Ok(Some(_))),
-            Multipath::Off => false,
-        };
-        let options = options.clone().recovery_timeout_or(if has_other_paths {
-            RECOVERY_WITH_PATHS
-        } else {
-            RECOVERY_ALONE
-        });
-        // A portal that does not succeed in half of the time leaves the rest to the
-        // others.
-        let limit = if portals > 1 {
-            deadline.half()
-        } else {
-            deadline
-        };
-        let (sender, results) = mpsc::channel();
-        let mut waited_for: BTreeMap<SessionName, Option<Error>> = BTreeMap::new();
-        for name in names {
-            let started = self.spawn_login(name.clone(), &options, limit, sender.clone());
-            waited_for.insert(name, started.err());
-        }
-        drop(sender);
-        let mut wait_limit = limit;
-        loop {
-            if enough == 0 {
-                // The other portals get as much time as the first ones needed.
-                let as_long_again = limit
-                    .elapsed()
-                    .max(REMAINING_PORTALS_LIMIT)
-                    .min(limit.remaining());
-                wait_limit = limit.at_most(as_long_again);
-                enough = usize::MAX;
-            }
-            match results.recv_timeout(wait_limit.max_sleep()) {
-                Ok((name, Ok(fresh))) => {
-                    waited_for.remove(&name);
-                    sessions.fresh.extend(fresh);
-                    enough = enough.saturating_sub(1);
-                }
-                Ok((name, Err(error))) => {
-                    waited_for.insert(name, Some(error));
-                }
-                Err(RecvTimeoutError::Timeout) if !wait_limit.has_passed() => {}
-                // Each login ends by itself now, and its session must be collected and
-                // given up.
-                Err(RecvTimeoutError::Timeout) if wait_limit.is_cancelled() => {
-                    wait_limit = limit.for_rollback();
-                }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        for (name, error) in waited_for {
-            let slow = || Error::timed_out(Stage::Login, limit, &format!("a login {name}"));
-            let error = error.unwrap_or_else(slow);
-            tracing::debug!(%name, %error, "no session");
-            sessions.failures.insert(name, error);
-        }
-    }
-
-    /// Logs in on a detached thread, which ends a session that comes too late.
-    fn spawn_login(
-        &self,
-        name: SessionName,
-        options: &SessionOptions,
-        deadline: Deadline,
-        results: mpsc::Sender<(SessionName, Result<Option<NewSession>>)>,
-    ) -> Result<()> {
-        let (roots, options) = (self.roots().clone(), options.clone());
-        let span = tracing::Span::current();
-        let run = move || {
-            let _entered = span.entered();
-            let made = log_in(&roots, &name, &options, deadline);
-            // Without a receiver the new session is dropped and so ended.
-            let _ = results.send((name, made));
-        };
-        let started = threads::start("lunbd-login", run);
-        started.map(drop).map_err(|error| error.at(Stage::Login))
     }
 }
 

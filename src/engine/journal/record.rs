@@ -208,6 +208,14 @@ impl Record {
         names.sort();
         names
     }
+
+    /// The options with which an NBD volume is healed.
+    pub(in crate::engine) fn nbd_options(&self) -> NbdOptions {
+        let mut options = self.spec.nbd_options();
+        let outcome = self.outcome.as_ref();
+        options.last_content = outcome.and_then(|outcome| outcome.content.clone());
+        options
+    }
 }
 
 impl VolumeSpec {

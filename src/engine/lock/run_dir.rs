@@ -25,7 +25,7 @@ pub(in crate::engine) fn path(roots: &Roots) -> PathBuf {
 
 /// Whether the directory, or the place where it would be created, is that of the
 /// machine's first process; `None` where that process is not visible.
-pub(in crate::engine) fn is_that_of_the_machine(roots: &Roots) -> Option<bool> {
+pub(in crate::engine) fn is_of_first_process(roots: &Roots) -> Option<bool> {
     if !process::shows_all_namespaces(roots).unwrap_or(false) {
         return None;
     }
@@ -113,17 +113,17 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         fs::create_dir_all(&roots.run).unwrap();
-        assert_eq!(is_that_of_the_machine(&roots), None);
+        assert_eq!(is_of_first_process(&roots), None);
         let first = roots.proc.join("1");
         fs::create_dir_all(&first).unwrap();
         std::os::unix::fs::symlink("/", first.join("root")).unwrap();
-        assert_eq!(is_that_of_the_machine(&roots), Some(true));
+        assert_eq!(is_of_first_process(&roots), Some(true));
         make(&path(&roots)).unwrap();
-        assert_eq!(is_that_of_the_machine(&roots), Some(true));
+        assert_eq!(is_of_first_process(&roots), Some(true));
         // The first process has another root directory.
         fs::remove_file(first.join("root")).unwrap();
         fs::create_dir_all(first.join("root/run/lunbd")).unwrap();
-        assert_eq!(is_that_of_the_machine(&roots), Some(false));
+        assert_eq!(is_of_first_process(&roots), Some(false));
     }
 
     #[test]

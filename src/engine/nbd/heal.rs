@@ -109,20 +109,21 @@ impl Engine {
         ))
     }
 
-    /// As [`reconnect_handle`](Self::reconnect_handle), for a volume of the journal.
+    /// As [`reconnect_handle`](Self::reconnect_handle), for a volume of the journal: with its
+    /// options, and the names that its content had last.
     ///
     /// # Errors
     /// As [`heal_source`](Self::heal_source).
     #[cfg(feature = "journal")]
     pub fn reconnect_handle_of(
         &self,
-        spec: &crate::engine::journal::VolumeSpec,
+        record: &crate::engine::journal::Record,
     ) -> Result<ReconnectHandle> {
-        let Some(source) = spec.sources.first() else {
+        let Some(source) = record.spec.sources.first() else {
             let error = Error::new(ErrorKind::InvalidInput, "the volume has no source");
             return Err(error.at(Stage::Resolve));
         };
-        self.reconnect_handle(source, &spec.nbd_options())
+        self.reconnect_handle(source, &record.nbd_options())
     }
 
     /// Returns a healer, which heals links as they die until it is dropped.

@@ -20,9 +20,10 @@ pub enum HealOutcome {
     /// process made several, the kernel took no further one.
     Healthy,
     /// The kernel took a new connection for each dead one, and the device answers a read.
-    /// Live connections were left as they were. The list has the harmless differences that
-    /// the server reports now, such as an export that has grown: its device keeps its size
-    /// until it is [resized](crate::Engine::resize).
+    /// Live connections were left as they were. The list has the differences that do not
+    /// prevent it, such as an export that has grown: its device keeps its size until it is
+    /// [resized](crate::Engine::resize). Other content ([`Difference::Content`]) may be that of
+    /// another volume.
     ///
     /// If another process attached the device without a request timeout, the kernel does not
     /// show whether it took a connection: one that was offered for a dead one of this

@@ -1,6 +1,7 @@
 //! Heals one NBD device.
 
 mod content;
+mod evidence;
 mod receivers;
 mod replace;
 mod server;
@@ -149,6 +150,9 @@ impl NbdReconnect {
             if !matches!(outcome, HealOutcome::Degraded(_)) {
                 self.lost = Lost::Nothing;
             }
+        }
+        if let HealOutcome::Adopted(differences) = &outcome {
+            self.note_other_content(engine, differences);
         }
         self.report(outcome)
     }

@@ -17,8 +17,8 @@ use self::places::{Sample, first_difference_of};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{ContentName, NbdIndex, NbdUri};
-use crate::nbd::{Connection, NbdDevice, is_other_content, spelt_content};
+use crate::id::{NbdIndex, NbdUri};
+use crate::nbd::{Connection, FirstBytes, NbdDevice, is_other_content, spelt_content};
 
 /// The verdict from two reads of the old side and one of the new side between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +141,7 @@ pub(in crate::engine) fn require_one_volume(
 
 impl Engine {
     /// Compares the volume to which a new connection leads with that of a device that serves
-    /// I/O, and returns the names of its content.
+    /// I/O, and returns its first bytes.
     ///
     /// # Errors
     /// `IdentityMismatch` at stage `identify` if it is another volume; `NotReady` if either
@@ -152,7 +152,7 @@ impl Engine {
         device: &NbdDevice,
         connection: &Connection,
         deadline: Deadline,
-    ) -> Result<Vec<ContentName>> {
+    ) -> Result<FirstBytes> {
         let index = device.index();
         let shares_cache = connection.export.can_multi_conn();
         let places = Places::choose(&connection.export, device.disk().size()?)?;
@@ -162,7 +162,7 @@ impl Engine {
             sample.require_first(|error| unread(index, error))
         };
         match compare(old, new, shares_cache, deadline)? {
-            Compared::Same { new } => Ok(new.names()),
+            Compared::Same { new } => Ok(new.first_bytes()),
             Compared::Other { old, new } => {
                 let message = format!(
                     "the server of nbd{index} serves another volume on a new connection: that \

@@ -22,7 +22,7 @@ impl Engine {
         let remedy = "mount the machine's /run/lunbd at the same place, and share its PID \
                       namespace, in which that is seen";
         let seen = format!("{seen}/lunbd");
-        Ok(match run_dir::is_that_of_the_machine(self.roots()) {
+        Ok(match run_dir::is_of_first_process(self.roots()) {
             Some(true) => Check::good("locks", seen),
             Some(false) => Check::limited(
                 "locks",
@@ -77,11 +77,11 @@ impl Engine {
                 format!("multipathd runs, {maps} maps"),
             ));
         }
-        let is_in_sight = uevent::is_in_machines_network_namespace(self.roots());
-        if maps == 0 && is_in_sight {
+        let is_in_machines_namespace = uevent::is_in_machines_network_namespace(self.roots());
+        if maps == 0 && is_in_machines_namespace {
             return Ok(Check::good("multipath", "no multipathd and no maps"));
         }
-        let seen = if is_in_sight {
+        let seen = if is_in_machines_namespace {
             format!("{maps} maps and no multipathd: a failed path stays failed")
         } else {
             format!(
@@ -107,11 +107,11 @@ impl Engine {
             return Ok(Check::missing("device nodes", seen, remedy));
         }
         let devices = self.block_devices()?;
-        let astray = devices.iter().find(|device| {
+        let without_node = devices.iter().find(|device| {
             let found = blockdev::devno_at(self.roots(), &device.node(self.roots()));
             !found.is_ok_and(|devno| devno == device.devno())
         });
-        Ok(match astray {
+        Ok(match without_node {
             Some(device) => {
                 let seen = format!("{} has no node of its number", device.name());
                 Check::missing("device nodes", seen, remedy)

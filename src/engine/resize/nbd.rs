@@ -95,7 +95,7 @@ impl Engine {
         // Nothing of the device has changed up to here.
         timer.enter(Stage::Identify);
         let written = device.written()?;
-        let names = self.require_same_volume(device, &server, deadline)?;
+        let first = self.require_same_volume(device, &server, deadline)?;
         require_end(index, &server, deadline)?;
         let mut watch = self.hub().watch(&index.name());
         if changed {
@@ -123,7 +123,7 @@ impl Engine {
                 self.end_connections(device);
                 // The heal takes this lock itself.
                 drop(lock);
-                let content = KnownContent { names, written };
+                let content = KnownContent { first, written };
                 let mut reconnect =
                     NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts).with_proven(
                         server,

@@ -113,7 +113,7 @@ impl Engine {
     pub(super) fn check_lun(&self, device: &ScsiDevice, deadline: Deadline) -> LunCheck {
         let disk = device.disk().ok().flatten();
         let check = match disk.clone() {
-            Some(disk) => self.look_for_proof(device, disk, deadline),
+            Some(disk) => self.find_evidence(device, disk, deadline),
             None => device.qualifier().map(|qualifier| LunCheck::Unproven {
                 disk: None,
                 why: why_no_disk(qualifier),
@@ -129,7 +129,7 @@ impl Engine {
         }
     }
 
-    fn look_for_proof(
+    fn find_evidence(
         &self,
         device: &ScsiDevice,
         disk: BlockDevice,
@@ -169,7 +169,7 @@ impl Engine {
                 device_type: first & 0x1f,
             },
             Err(why) => {
-                let Some(evidence) = self.ask_the_target(device, deadline) else {
+                let Some(evidence) = self.ask_target(device, deadline) else {
                     let disk = Some(disk);
                     return Ok(LunCheck::Unproven { disk, why });
                 };
@@ -203,7 +203,7 @@ impl Engine {
 
     /// Asks the target for its list of LUNs through its other devices, until one returns
     /// it.
-    fn ask_the_target(&self, device: &ScsiDevice, deadline: Deadline) -> Option<Evidence> {
+    fn ask_target(&self, device: &ScsiDevice, deadline: Deadline) -> Option<Evidence> {
         for sibling in device.siblings().unwrap_or_default() {
             let runs = matches!(sibling.state(), Ok(Some(State::Running)));
             let Some(disk) = sibling.disk().ok().flatten().filter(|_| runs) else {
@@ -214,7 +214,7 @@ impl Engine {
             let through = sibling.hctl();
             match list {
                 Ok(list) => {
-                    let gone = is_missing(device.hctl().lun, through.lun, &list);
+                    let gone = is_not_listed(device.hctl().lun, through.lun, &list);
                     let listed = list.len();
                     return gone.then_some(Evidence::NotListed { through, listed });
                 }
@@ -230,9 +230,9 @@ fn why_no_disk(qualifier: u8) -> String {
     if qualifier == 0 {
         return without.to_owned();
     }
-    let said = scsi::describe_qualifier(qualifier);
+    let qualifier = scsi::describe_qualifier(qualifier);
     format!(
-        "{without}: at its scan the target said that no unit is connected there ({said}); an \
+        "{without}: at its scan the target said that no unit is connected there ({qualifier}); an \
          attach scans it again, and a detach of its address deletes it"
     )
 }
@@ -244,7 +244,7 @@ fn answer_limit(deadline: Deadline) -> Deadline {
 /// Whether a target's list proves that it does not have `lun`: all entries are plain
 /// addresses, and the device that was asked is among them. A unit below 256 may be listed
 /// under its other address (1 and 16385).
-fn is_missing(lun: Lun, asked: Lun, list: &[Lun]) -> bool {
+fn is_not_listed(lun: Lun, asked: Lun, list: &[Lun]) -> bool {
     let listed: Option<Vec<u16>> = list.iter().map(|lun| lun.plain_number()).collect();
     match (lun.plain_number(), asked.plain_number(), listed) {
         (Some(lun), Some(asked), Some(listed)) => listed.contains(&asked) && !listed.contains(&lun),
@@ -261,17 +261,20 @@ mod tests {
         let plain = |number| Lun::from_kernel(number);
         let flat = |number| Lun::flat(number).unwrap();
         let list = [plain(0), plain(3), flat(300)];
-        assert!(is_missing(plain(7), plain(3), &list));
-        assert!(is_missing(flat(301), plain(3), &list));
-        assert!(!is_missing(flat(3), plain(0), &list), "its other address");
-        assert!(!is_missing(plain(3), plain(0), &list));
-        assert!(!is_missing(plain(7), plain(8), &list), "who was asked");
-        assert!(!is_missing(plain(7), plain(3), &[]));
+        assert!(is_not_listed(plain(7), plain(3), &list));
+        assert!(is_not_listed(flat(301), plain(3), &list));
+        assert!(
+            !is_not_listed(flat(3), plain(0), &list),
+            "its other address"
+        );
+        assert!(!is_not_listed(plain(3), plain(0), &list));
+        assert!(!is_not_listed(plain(7), plain(8), &list), "who was asked");
+        assert!(!is_not_listed(plain(7), plain(3), &[]));
         // LUNs on a bus behind the unit, of two levels, and well-known.
         for odd in [plain(300), plain(7 << 16), plain(0xc101)] {
-            assert!(!is_missing(odd, plain(3), &list), "{odd}");
+            assert!(!is_not_listed(odd, plain(3), &list), "{odd}");
             let list = [plain(3), odd];
-            assert!(!is_missing(plain(7), plain(3), &list), "{odd}");
+            assert!(!is_not_listed(plain(7), plain(3), &list), "{odd}");
         }
     }
 }

@@ -154,8 +154,8 @@ impl Engine {
             Claim::Stuck(why) => return Ok(Flush::Abandoned(why.clone())),
         };
         let limit = if abandon { deadline.half() } else { deadline };
-        let lost = FailedFlush::of(self.roots(), disk)?;
-        let earlier = lost.read()?;
+        let mark = FailedFlush::of(self.roots(), disk)?;
+        let earlier = mark.read()?;
         if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
             return Err(failed_flush::refuse(disk, earlier));
         }
@@ -166,7 +166,7 @@ impl Engine {
             &format!("{} to write back", disk.name()),
             limit,
             || disk.describe(),
-            move || flush(&roots, file, &own, &lost),
+            move || flush(&roots, file, &own, &mark),
         );
         match (flushed, earlier) {
             (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
@@ -195,7 +195,7 @@ impl Engine {
             return self.write_back(claim, disk, policy, deadline);
         };
         let abandon = policy == FlushPolicy::Abandon;
-        let lost = FailedFlush::of(self.roots(), disk)?;
+        let mark = FailedFlush::of(self.roots(), disk)?;
         match FailedFlush::read_of(self.roots(), disk)? {
             Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
             Some(earlier) => return Err(failed_flush::refuse(disk, &earlier)),
@@ -204,7 +204,7 @@ impl Engine {
         let (file, own, roots) = (Arc::clone(file), disk.clone(), self.roots().clone());
         let written = move |file: &File| match own.write_pages(&roots, file) {
             Err(error) if error.kind() == ErrorKind::Io => {
-                lost.set(&error);
+                mark.set(&error);
                 Err(error)
             }
             _ => Ok(own.flush(&roots, file)),
@@ -220,8 +220,8 @@ impl Engine {
         match flushed {
             Ok(Ok(Ok(()))) => Ok(Flush::Done),
             Ok(Ok(Err(error))) | Err(error) => Ok(Flush::ThroughMap(error.to_string())),
-            Ok(Err(lost)) if abandon => Ok(Flush::Abandoned(lost.to_string())),
-            Ok(Err(lost)) => Err(lost.at(Stage::Flush)),
+            Ok(Err(error)) if abandon => Ok(Flush::Abandoned(error.to_string())),
+            Ok(Err(error)) => Err(error.at(Stage::Flush)),
         }
     }
 
@@ -261,15 +261,15 @@ pub(in crate::engine) fn flush(
     roots: &Roots,
     file: Arc<File>,
     disk: &BlockDevice,
-    lost: &FailedFlush,
+    mark: &FailedFlush,
 ) -> Result<Flush> {
-    let begun = lost.begin();
+    let is_marked = mark.begin();
     let flushed =
         worker::run_with_own_fd_table_and(file, |file| flush_in_its_state(roots, disk, file));
     match &flushed {
         // A process that may not drop the pages has lost nothing: they were written.
-        Err(error) if error.kind() != ErrorKind::NotPermitted => lost.set(error),
-        _ if begun => lost.clear(),
+        Err(error) if error.kind() != ErrorKind::NotPermitted => mark.set(error),
+        _ if is_marked => mark.clear(),
         _ => {}
     }
     flushed

@@ -45,7 +45,7 @@ impl FailedFlush {
 
     /// As [`read`](Self::read), for a disk that may be gone: then the answer is `None`.
     pub(in crate::engine) fn read_of(roots: &Roots, disk: &BlockDevice) -> Result<Option<String>> {
-        match Self::of(roots, disk).and_then(|lost| lost.read()) {
+        match Self::of(roots, disk).and_then(|mark| mark.read()) {
             Err(error) if error.kind() == ErrorKind::Vanished => Ok(None),
             read => read.map_err(|error| error.at(Stage::Flush)),
         }
@@ -175,16 +175,16 @@ pub(in crate::engine) fn purge_stale(
 ) -> Vec<String> {
     let folder = run_dir::path(roots);
     let unit = Identity::of(unit.iter().cloned());
-    let mut said = Vec::new();
-    for mark in sysfs::names(&folder).unwrap_or_default() {
-        let named = mark.strip_prefix("lost-");
+    let mut losses = Vec::new();
+    for file in sysfs::names(&folder).unwrap_or_default() {
+        let named = file.strip_prefix("lost-");
         let Some((name, _)) = named.and_then(|named| named.rsplit_once('-')) else {
             continue;
         };
-        let path = folder.join(&mark);
+        let path = folder.join(&file);
         let disk = BlockDevice::at(&roots.sysfs.join("block").join(name));
         let lives = match disk {
-            Ok(Some(disk)) => FailedFlush::of(roots, &disk).is_ok_and(|lost| lost.path == path),
+            Ok(Some(disk)) => FailedFlush::of(roots, &disk).is_ok_and(|mark| mark.path == path),
             Ok(None) => false,
             Err(_) => true,
         };
@@ -197,14 +197,14 @@ pub(in crate::engine) fn purge_stale(
         if lives {
             continue;
         }
-        said.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
+        losses.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
         if note.names.is_empty() || (of_unit && marks == LossMarks::Remove) {
             point!(FailedFlushToSweep);
             let _swept_by_another = fs::remove_file(path);
             point!(FailedFlushSwept);
         }
     }
-    said
+    losses
 }
 
 /// The error in place of a flush that would prove nothing.
@@ -230,19 +230,19 @@ mod tests {
         fs::write(dir.join("dev"), "8:0\n").unwrap();
         fs::write(dir.join("diskseq"), "7\n").unwrap();
         let disk = BlockDevice::at(&dir).unwrap().unwrap();
-        let lost = || FailedFlush::of(&roots, &disk).unwrap();
-        assert_eq!(lost().read().unwrap(), None);
-        lost().set(&Error::new(ErrorKind::Io, "no"));
-        assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
+        let mark = || FailedFlush::of(&roots, &disk).unwrap();
+        assert_eq!(mark().read().unwrap(), None);
+        mark().set(&Error::new(ErrorKind::Io, "no"));
+        assert_eq!(mark().read().unwrap().as_deref(), Some("no"));
         fs::write(dir.join("diskseq"), "8\n").unwrap();
-        assert_eq!(lost().read().unwrap(), None);
+        assert_eq!(mark().read().unwrap(), None);
         fs::write(dir.join("diskseq"), "7\n").unwrap();
-        lost().clear();
-        assert_eq!(lost().read().unwrap(), None);
-        lost().set(&Error::new(ErrorKind::Io, "no"));
+        mark().clear();
+        assert_eq!(mark().read().unwrap(), None);
+        mark().set(&Error::new(ErrorKind::Io, "no"));
         purge_stale(&roots, &[], LossMarks::Keep);
-        assert_eq!(lost().read().unwrap().as_deref(), Some("no"));
-        let seventh = lost();
+        assert_eq!(mark().read().unwrap().as_deref(), Some("no"));
+        let seventh = mark();
         fs::write(dir.join("diskseq"), "8\n").unwrap();
         purge_stale(&roots, &[], LossMarks::Keep);
         assert_eq!(seventh.read().unwrap(), None);
@@ -259,12 +259,12 @@ mod tests {
         fs::write(dir.join("diskseq"), "9\n").unwrap();
         std::os::unix::fs::symlink(&device, dir.join("device")).unwrap();
         fs::write(device.join("ioerr_cnt"), "0x1f\n").unwrap();
-        assert!(lost().begin());
-        assert_eq!(lost().read().unwrap(), None);
+        assert!(mark().begin());
+        assert_eq!(mark().read().unwrap(), None);
         fs::write(device.join("ioerr_cnt"), "0x20\n").unwrap();
-        assert!(lost().read().unwrap().unwrap().contains("31 commands"));
-        assert!(!lost().begin(), "what may be lost is not forgotten");
-        lost().clear();
+        assert!(mark().read().unwrap().unwrap().contains("31 commands"));
+        assert!(!mark().begin(), "what may be lost is not forgotten");
+        mark().clear();
         fs::remove_dir_all(&dir).unwrap();
         let gone = FailedFlush {
             path: roots.run.join("lunbd/lost-sda-7"),

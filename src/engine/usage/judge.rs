@@ -212,8 +212,8 @@ mod tests {
         let users = users(std::slice::from_ref(&stacked));
         let going = users.judge_by(&|user| *user == stacked, Removal::FlushedDisk);
         assert_eq!(going, Usage::Transient);
-        let stands = users.judge_by(&|_| false, Removal::FlushedDisk);
-        assert_eq!(stands, Usage::Busy(vec![stacked]));
+        let kept = users.judge_by(&|_| false, Removal::FlushedDisk);
+        assert_eq!(kept, Usage::Busy(vec![stacked]));
     }
 
     #[test]

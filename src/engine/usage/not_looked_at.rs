@@ -97,7 +97,7 @@ impl NotLookedAt {
     }
 
     /// Adds those that are not in `known` yet.
-    pub(in crate::engine) fn note(known: &mut Vec<Self>, new: &[Self]) {
+    pub(in crate::engine) fn merge(known: &mut Vec<Self>, new: &[Self]) {
         let new: Vec<Self> = new
             .iter()
             .filter(|it| !known.contains(it))

@@ -151,7 +151,7 @@ impl UserSearch {
             self.add(device, &Holder::Swap { device });
         }
         let unseen = NotLookedAt::of_paths([mounts.unknown, swaps.unknown].concat());
-        NotLookedAt::note(&mut self.not_looked_at, &unseen);
+        NotLookedAt::merge(&mut self.not_looked_at, &unseen);
         Ok(())
     }
 

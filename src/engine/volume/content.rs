@@ -51,11 +51,10 @@ impl Engine {
             && let Some(device) = self.nbd_of(&nbd.backend)?
         {
             let names = self.newly_read(&device, &nbd.backend, outcome)?;
-            let tls = self.known_tls(&device, &nbd.backend);
-            let tls = tls.filter(|tls| Some(tls) != outcome.tls.as_ref());
-            if names.is_some() || tls.is_some() {
+            let tls = self.known_tls(&device, &nbd.backend, outcome.tls.as_ref());
+            if names.is_some() || tls != outcome.tls {
                 outcome.content = names.or(outcome.content.take());
-                outcome.tls = tls.or(outcome.tls.take());
+                outcome.tls = tls;
                 guard.write(record, deadline)?;
             }
         }

@@ -302,7 +302,7 @@ impl Engine {
             return Ok((condition, Action::Nothing));
         };
         let limit = deadline.at_most(patience);
-        let healing = self.heal_source(source, &record.spec.nbd_options(), limit)?;
+        let healing = self.heal_source(source, &record.nbd_options(), limit)?;
         Ok(observe::after_healing(condition, healing))
     }
 

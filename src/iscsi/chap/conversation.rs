@@ -97,36 +97,36 @@ impl<'a> Conversation<'a> {
     pub(in crate::iscsi) fn take(&mut self, keys: &[Pair<'_>]) -> Result<()> {
         let next = match &self.state {
             State::Offered => {
-                only(keys, &["CHAP_A", "CHAP_I", "CHAP_C"])?;
+                require_only(keys, &["CHAP_A", "CHAP_I", "CHAP_C"])?;
                 State::Challenged(self.challenge(keys)?)
             }
             State::Proved(Some(proof)) => {
-                only(keys, &["CHAP_N", "CHAP_R"])?;
+                require_only(keys, &["CHAP_N", "CHAP_R"])?;
                 self.check(proof, keys)?;
                 State::Done
             }
             State::Proved(None) => {
-                only(keys, &[])?;
+                require_only(keys, &[])?;
                 State::Done
             }
-            State::New | State::Challenged(_) | State::Done => return only(keys, &[]),
+            State::New | State::Challenged(_) | State::Done => return require_only(keys, &[]),
         };
         self.state = next;
         Ok(())
     }
 
     fn challenge(&self, keys: &[Pair<'_>]) -> Result<Challenge> {
-        let algorithm = key(keys, "CHAP_A")?;
+        let algorithm = require_key(keys, "CHAP_A")?;
         let offered = &self.credentials.algorithms;
         let picked = offered.picked(algorithm.number(0..=u32::MAX)?);
-        let identifier = key(keys, "CHAP_I")?.number(0..=255)?;
+        let identifier = require_key(keys, "CHAP_I")?.number(0..=255)?;
         let challenge = Challenge {
             algorithm: picked.ok_or_else(|| {
                 let expected = format!("one of {}, which are offered", offered.offer());
                 algorithm.violation(&expected)
             })?,
             identifier: u8::try_from(identifier).unwrap_or(u8::MAX),
-            bytes: decode_binary(key(keys, "CHAP_C")?, LONGEST_CHALLENGE)?,
+            bytes: decode_binary(require_key(keys, "CHAP_C")?, LONGEST_CHALLENGE)?,
         };
         if self.sent.contains(&challenge.bytes) {
             return Err(refused("sent our own challenge back to us"));
@@ -138,12 +138,12 @@ impl<'a> Conversation<'a> {
         if keys.is_empty() {
             return Err(refused("did not prove that it knows its secret"));
         }
-        let name = key(keys, "CHAP_N")?;
-        let response = decode_binary(key(keys, "CHAP_R")?, proof.expected.len())?;
-        if equal(&response, &proof.ours) {
+        let name = require_key(keys, "CHAP_N")?;
+        let response = decode_binary(require_key(keys, "CHAP_R")?, proof.expected.len())?;
+        if equal_in_constant_time(&response, &proof.ours) {
             return Err(refused("sent our own response back to us"));
         }
-        if !equal(&response, &proof.expected) {
+        if !equal_in_constant_time(&response, &proof.expected) {
             return Err(refused(
                 "proved itself with another secret than ours for it",
             ));
@@ -180,13 +180,13 @@ impl Challenge {
     }
 }
 
-fn key<'p, 't>(keys: &'p [Pair<'t>], name: &str) -> Result<&'p Pair<'t>> {
+fn require_key<'p, 't>(keys: &'p [Pair<'t>], name: &str) -> Result<&'p Pair<'t>> {
     keys.iter()
         .find(|pair| pair.key == name)
         .ok_or_else(|| violation(name, "absent", "a value"))
 }
 
-fn only(keys: &[Pair<'_>], expected: &[&str]) -> Result<()> {
+fn require_only(keys: &[Pair<'_>], expected: &[&str]) -> Result<()> {
     match keys.iter().find(|pair| !expected.contains(&pair.key)) {
         Some(pair) => Err(pair.violation("no such key now")),
         None => Ok(()),
@@ -194,7 +194,7 @@ fn only(keys: &[Pair<'_>], expected: &[&str]) -> Result<()> {
 }
 
 /// Compares in constant time, so that the time does not show where the bytes differ.
-fn equal(one: &[u8], other: &[u8]) -> bool {
+fn equal_in_constant_time(one: &[u8], other: &[u8]) -> bool {
     let differ = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
     one.len() == other.len() && differ == 0
 }
@@ -234,7 +234,7 @@ mod tests {
         let mut text = Text::default();
         assert!(ours.request(&mut text)?);
         let said: Vec<_> = pairs(text.as_bytes()).collect::<Result<_>>()?;
-        let value = |name| key(&said, name).unwrap();
+        let value = |name| require_key(&said, name).unwrap();
         let expected = Algorithm::Sha256.response(0x2a, &credentials.secret, &[1, 2]);
         assert_eq!(value("CHAP_R").value, encode_binary(&expected));
         assert_eq!(value("CHAP_N").value, "joe");

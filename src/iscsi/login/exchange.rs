@@ -15,7 +15,7 @@ use crate::iscsi::wire::{Wire, rejected};
 use crate::iscsi::{PEER, Proven, violation};
 
 /// The most exchanges between the first request and the full feature phase.
-const MOST_EXCHANGES: usize = 32;
+const MAX_EXCHANGES: usize = 32;
 
 /// The result of a login.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(in crate::iscsi) fn negotiate_session<S: Read + Write>(
     challenges: &mut Vec<Vec<u8>>,
 ) -> Result<Outcome> {
     let mut negotiation = Negotiation::new(options, challenges);
-    for _ in 0..MOST_EXCHANGES {
+    for _ in 0..MAX_EXCHANGES {
         let stage = negotiation.stage();
         let (text, transit) = negotiation.request()?;
         let request = LoginRequest {
@@ -62,7 +62,7 @@ pub(in crate::iscsi) fn negotiate_session<S: Read + Write>(
                     ));
                 }
             };
-        check(&response, options)?;
+        check_response(&response, options)?;
         match response.status_class {
             0 => wire.exp_stat_sn = response.stat_sn.wrapping_add(1),
             1 => return redirected(&data),
@@ -89,7 +89,7 @@ pub(in crate::iscsi) fn negotiate_session<S: Read + Write>(
             return Ok(Outcome::LoggedIn(session));
         }
     }
-    Err(too_many())
+    Err(too_many_exchanges())
 }
 
 /// Adds what was offered, because some targets close the connection without an answer if
@@ -102,7 +102,7 @@ fn explain_disconnect(error: Error, stage: LoginStage, options: &LoginOptions) -
     error
 }
 
-fn too_many() -> Error {
+fn too_many_exchanges() -> Error {
     violation(
         "the number of login exchanges",
         "too large",
@@ -110,7 +110,7 @@ fn too_many() -> Error {
     )
 }
 
-fn check(response: &LoginResponse, options: &LoginOptions) -> Result<()> {
+fn check_response(response: &LoginResponse, options: &LoginOptions) -> Result<()> {
     if response.tag != TAG {
         let found = format!("{:#x}", response.tag);
         return Err(violation(

@@ -12,7 +12,7 @@ use crate::iscsi::{PEER, Proven, violation};
 
 /// More keys than a target needs in a whole login. As many answers of ours, together with
 /// our offer, fit into one PDU.
-const MOST_KEYS: usize = 64;
+const MAX_KEYS: usize = 64;
 /// The longest text of one answer in bytes; it may come in several PDUs.
 const LONGEST_ANSWER: usize = 16 << 10;
 
@@ -186,7 +186,7 @@ impl<'a> Negotiation<'a> {
 
     /// Refuses a key that repeats within the login, and too many keys.
     fn note(&mut self, pair: &Pair<'_>) -> Result<()> {
-        if self.keys.len() >= MOST_KEYS {
+        if self.keys.len() >= MAX_KEYS {
             return Err(violation("the number of keys", "too large", "at most 64"));
         }
         if !self.keys.insert(pair.key.to_owned()) && pair.key != "TargetAddress" {
@@ -202,7 +202,9 @@ impl<'a> Negotiation<'a> {
         };
         self.security = match (pair.answer(), chap.take()) {
             (Answer::Value("CHAP"), Some(chap)) => Security::Chap(chap),
-            (Answer::Value("None"), _) if !self.options.insists_on_proof() => Security::Settled,
+            (Answer::Value("None"), _) if !self.options.requires_target_proof() => {
+                Security::Settled
+            }
             (Answer::Reject, _) => {
                 let message = format!("{PEER} takes none of the ways of authentication offered");
                 return Err(Error::new(ErrorKind::NotPermitted, message));
@@ -277,7 +279,7 @@ impl LoginOptions {
         }
     }
 
-    fn insists_on_proof(&self) -> bool {
+    fn requires_target_proof(&self) -> bool {
         let credentials = self.credentials.as_ref();
         credentials.is_some_and(Credentials::is_mutual)
     }

@@ -137,8 +137,7 @@ fn notice(notification: Notification) -> Option<SessionNotice> {
     match notification {
         Notification::ConnectionLost { session, .. } => Some(SessionNotice::Lost(session)),
         Notification::Pdu { session, pdu } => {
-            let said = Response::decode(pdu.first_chunk::<HEADER>()?);
-            match said {
+            match Response::decode(pdu.first_chunk::<HEADER>()?) {
                 Ok(Response::Async(message)) => Some(SessionNotice::AsyncMessage(session, message)),
                 _ => None,
             }

@@ -87,8 +87,8 @@ impl IscsiSession {
         let of_session = OF_SESSION.map(|name| (name, self.attribute(name)));
         let of_connection = OF_CONNECTION.map(|name| (name, self.connection_attribute(name)));
         let of_host = OF_HOST.map(|name| (name, self.host_attribute(name)));
-        let said = of_session.into_iter().chain(of_connection).chain(of_host);
-        let parameters = said.filter_map(|(name, value)| Some((name, value.ok()??)));
+        let read = of_session.into_iter().chain(of_connection).chain(of_host);
+        let parameters = read.filter_map(|(name, value)| Some((name, value.ok()??)));
         let (initiator, target, portal) = match self.name()? {
             Some(name) => (Some(name.initiator), Some(name.target), Some(name.portal)),
             None => (None, None, None),

@@ -71,13 +71,13 @@ pub fn hand_over(
             let cmd_sn = connection.session.cmd_sn;
             let (id, host) = control.create_session(&lock, cmd_sn, commands, depth)?;
             let session = IscsiSession::new(&roots, id);
-            let begun = host_params
+            let started = host_params
                 .iter()
                 .try_for_each(|(param, value)| control.set_of_host(host, *param, value))
                 .and_then(|()| {
                     start_session(&mut control, &session, &connection, &settings, deadline)
                 });
-            match begun {
+            match started {
                 Ok(()) => Ok(KernelSession { id, host }),
                 Err(error) => {
                     let limit = Deadline::after(DESTROY_LIMIT);

@@ -121,7 +121,7 @@ impl SessionLogout {
             self.stop()?;
             self.unbind()?;
         }
-        self.in_time()?;
+        self.check_deadline()?;
         if self.session.has_connection() {
             self.unless_gone(|ending| ending.control.destroy_connection(id))?;
         }
@@ -132,7 +132,7 @@ impl SessionLogout {
     /// Removes the target. The kernel reports that only once in a session's life.
     fn unbind(&mut self) -> Result<()> {
         let id = self.session.id();
-        self.in_time()?;
+        self.check_deadline()?;
         if !self.session.is_unbound()? {
             self.unless_gone(|ending| ending.control.unbind(id))?;
         }
@@ -146,7 +146,7 @@ impl SessionLogout {
     }
 
     fn request_logout(&mut self) -> Result<()> {
-        self.in_time()?;
+        self.check_deadline()?;
         let logout_deadline = self.deadline.at_most(LOGOUT_TIMEOUT);
         let id = self.session.id();
         request_logout(&mut self.control, &mut self.listener, id, logout_deadline)
@@ -154,7 +154,7 @@ impl SessionLogout {
 
     fn stop(&mut self) -> Result<()> {
         let id = self.session.id();
-        self.in_time()?;
+        self.check_deadline()?;
         if self.session.has_connection() {
             self.unless_gone(|ending| ending.control.stop(id, Stop::Terminate))?;
         }
@@ -205,7 +205,7 @@ impl SessionLogout {
     }
 
     /// Fails after the deadline, so that no step begins for a caller that has gone.
-    fn in_time(&self) -> Result<()> {
+    fn check_deadline(&self) -> Result<()> {
         if !self.deadline.has_passed() {
             return Ok(());
         }

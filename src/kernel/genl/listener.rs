@@ -97,7 +97,7 @@ async fn listen<F: GenlFamily>(
     let mut ready = Some(ready);
     let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_secs(1));
     loop {
-        let ended = attend::<F>(group, &mut deliver, &mut ready, &mut stopped).await;
+        let ended = listen_on_one_socket::<F>(group, &mut deliver, &mut ready, &mut stopped).await;
         match (ended, ready.take()) {
             (Ok(()), _) => return,
             (Err(error), Some(ready)) => {
@@ -120,30 +120,16 @@ enum Next {
 }
 
 /// Listens on one socket until it is told to stop.
-async fn attend<F: GenlFamily>(
+async fn listen_on_one_socket<F: GenlFamily>(
     group: &'static str,
     deliver: &mut impl FnMut(Notification),
     ready: &mut Option<mpsc::SyncSender<Result<()>>>,
     stopped: &mut oneshot::Receiver<()>,
 ) -> Result<()> {
-    /// The default holds some hundred messages.
-    const RECEIVE_BUFFER: usize = 1 << 20;
     // Keep the handle: the connection ends without it.
     let (mut connection, _handle, messages) = new_connection().map_err(|error| failed(&error))?;
-    // A socket without a number of its own gets no multicasts: the kernel takes
-    // it for the sender (`net/netlink/af_netlink.c`, `do_one_broadcast`).
-    let bound = connection.socket_mut().socket_mut().bind_auto();
-    bound.map_err(|error| failed(&error))?;
-    let socket = connection.socket_mut().socket_ref();
-    let enlarged = setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)
-        .or_else(|_| setsockopt(socket, sockopt::RcvBuf, &RECEIVE_BUFFER));
-    enlarged.map_err(|errno| failed(&errno.into()))?;
-    // In this group the controller announces families. Join it first, so that a
-    // family loaded meanwhile is either resolved or announced.
-    socket
-        .add_membership(GENL_ID_CTRL.into())
-        .map_err(|error| failed(&error))?;
-    let mut family = join::<F>(socket, group).await?;
+    prepare(connection.socket_mut().socket_mut())?;
+    let mut family = join::<F>(connection.socket_mut().socket_ref(), group).await?;
     match ready.take() {
         Some(ready) => drop(ready.send(Ok(()))),
         // Messages between two sockets are lost.
@@ -195,6 +181,23 @@ async fn attend<F: GenlFamily>(
             },
         }
     }
+}
+
+/// Binds a socket, enlarges its buffer, and joins the group in which the controller announces
+/// families. It joins before the family is resolved, so that a family loaded meanwhile is
+/// either resolved or announced.
+fn prepare(socket: &mut Socket) -> Result<()> {
+    /// The default holds some hundred messages.
+    const RECEIVE_BUFFER: usize = 1 << 20;
+    // A socket without a number of its own gets no multicasts: the kernel takes
+    // it for the sender (`net/netlink/af_netlink.c`, `do_one_broadcast`).
+    socket.bind_auto().map_err(|error| failed(&error))?;
+    setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)
+        .or_else(|_| setsockopt(socket, sockopt::RcvBuf, &RECEIVE_BUFFER))
+        .map_err(|errno| failed(&errno.into()))?;
+    socket
+        .add_membership(GENL_ID_CTRL.into())
+        .map_err(|error| failed(&error))
 }
 
 /// Joins the group and returns the family's number; `None` if there is no such
@@ -269,13 +272,13 @@ mod tests {
 
     #[test]
     fn a_family_that_is_not_there_yet_is_waited_for() {
-        let (heard, told) = mpsc::channel();
-        let deliver = move |what| drop(heard.send(what));
+        let (sender, notifications) = mpsc::channel();
+        let deliver = move |what| drop(sender.send(what));
         let listener = Listener::start::<Absent>("any", soon(), deliver).unwrap();
-        assert!(told.try_recv().is_err());
+        assert!(notifications.try_recv().is_err());
         // The thread drops `deliver` when it ends.
         drop(listener);
-        let ended = told.recv_timeout(Duration::from_secs(10));
+        let ended = notifications.recv_timeout(Duration::from_secs(10));
         assert_eq!(ended, Err(RecvTimeoutError::Disconnected));
     }
 

@@ -27,7 +27,7 @@ const CREATOR_PORT: u32 = u32::MAX;
 /// of lunbd take no lock, and hold the port while they make a session.
 const PORT_LIMIT: Duration = Duration::from_secs(2);
 /// How many random ports are tried, since each may be taken.
-const MOST_TRIES: usize = 16;
+const MAX_TRIES: usize = 16;
 
 /// The right to make a session. A process holds it from before it makes a session until that
 /// is started. So the holder knows that no other process works on a session that was never
@@ -158,7 +158,7 @@ fn bind_another() -> Result<(Socket, i32)> {
         let port = i32::from_ne_bytes(random) | i32::MIN;
         tries += 1;
         match open_as(port.cast_unsigned()) {
-            Err(error) if is(&error, Errno::EADDRINUSE) && tries < MOST_TRIES => {}
+            Err(error) if is(&error, Errno::EADDRINUSE) && tries < MAX_TRIES => {}
             opened => return opened.map(|socket| (socket, port)),
         }
     }

@@ -12,7 +12,7 @@ use crate::kernel::Roots;
 
 /// The count of links of `/proc/PID/task` if the process has one thread: two of each
 /// directory, and one for each thread (`fs/proc/base.c`, `proc_task_getattr`).
-const OF_ONE_THREAD: u64 = 3;
+const LINKS_OF_ONE_THREAD: u64 = 3;
 
 /// Whether this error means that a process has ended, or has closed a descriptor. Any other
 /// error leaves open what is there: a process of uid 0 without `CAP_SYS_PTRACE` may list the
@@ -24,8 +24,9 @@ pub(in crate::kernel) fn has_gone(error: &io::Error) -> bool {
 
 /// What was read; `None` if it has gone. Any other error makes the look at its process
 /// incomplete.
-pub(super) fn unless_denied<T>(read: io::Result<T>, is_whole: &mut bool) -> Option<T> {
-    read.inspect_err(|error| *is_whole &= has_gone(error)).ok()
+pub(super) fn unless_denied<T>(read: io::Result<T>, is_complete: &mut bool) -> Option<T> {
+    read.inspect_err(|error| *is_complete &= has_gone(error))
+        .ok()
 }
 
 /// The descriptors of one process.
@@ -39,13 +40,13 @@ pub(super) struct Descriptors {
 
 /// Tells tables of descriptors apart.
 #[derive(Debug)]
-pub(super) struct Tables {
+pub(super) struct DescriptorTables {
     /// Whether the numbers in `/proc` are those of this process's PID namespace, so that
     /// they mean the same in a system call.
     has_own_numbers: bool,
 }
 
-impl Tables {
+impl DescriptorTables {
     pub(super) fn read(roots: &Roots) -> Self {
         let own = fs::read_link(roots.proc.join("self")).ok();
         let number = std::process::id().to_string();
@@ -57,50 +58,57 @@ impl Tables {
     /// The descriptors of a process: those of its first thread, and those of each thread
     /// with another table. A process that was killed stays for as long as the kernel holds
     /// one of its threads, and then its first thread has no descriptors.
-    pub(super) fn descriptors(&self, pid: u32, process: &Path, is_whole: &mut bool) -> Descriptors {
-        let mut paths = entries(&process.join("fd"), is_whole);
+    pub(super) fn descriptors(
+        &self,
+        pid: u32,
+        process: &Path,
+        is_complete: &mut bool,
+    ) -> Descriptors {
+        let mut paths = entries(&process.join("fd"), is_complete);
         let has_ended = paths.is_empty();
         let mut thread = pid;
         let mut last = pid;
-        for other in other_threads(pid, process, is_whole) {
+        for other in other_threads(pid, process, is_complete) {
             if has_ended {
                 thread = other;
             }
-            if self.are_same(pid, other) || (last != pid && self.are_same(last, other)) {
+            if self.share_table(pid, other) || (last != pid && self.share_table(last, other)) {
                 continue;
             }
             last = other;
             let table = process.join(format!("task/{other}/fd"));
-            paths.extend(entries(&table, is_whole));
+            paths.extend(entries(&table, is_complete));
         }
         Descriptors { paths, thread }
     }
 
     /// Whether one look serves both threads: they have one table, or one has ended.
-    fn are_same(&self, thread: u32, other: u32) -> bool {
-        let same = || lunbd_sys::process::share_files(thread, other);
-        self.has_own_numbers && matches!(same(), Ok(true) | Err(Errno::ESRCH))
+    fn share_table(&self, thread: u32, other: u32) -> bool {
+        let shared = || lunbd_sys::process::share_files(thread, other);
+        self.has_own_numbers && matches!(shared(), Ok(true) | Err(Errno::ESRCH))
     }
 }
 
-fn other_threads(pid: u32, process: &Path, is_whole: &mut bool) -> Vec<u32> {
+fn other_threads(pid: u32, process: &Path, is_complete: &mut bool) -> Vec<u32> {
     let threads = process.join("task");
-    if fs::metadata(&threads).is_ok_and(|threads| threads.nlink() == OF_ONE_THREAD) {
+    if fs::metadata(&threads).is_ok_and(|threads| threads.nlink() == LINKS_OF_ONE_THREAD) {
         return Vec::new();
     }
-    let numbers = entries(&threads, is_whole).into_iter().filter_map(|path| {
-        let name = path.file_name()?.to_str()?;
-        name.parse().ok()
-    });
+    let numbers = entries(&threads, is_complete)
+        .into_iter()
+        .filter_map(|path| {
+            let name = path.file_name()?.to_str()?;
+            name.parse().ok()
+        });
     numbers.filter(|thread| *thread != pid).collect()
 }
 
-fn entries(dir: &Path, is_whole: &mut bool) -> Vec<PathBuf> {
-    let entries = unless_denied(fs::read_dir(dir), is_whole);
+fn entries(dir: &Path, is_complete: &mut bool) -> Vec<PathBuf> {
+    let entries = unless_denied(fs::read_dir(dir), is_complete);
     let entries = entries.into_iter().flatten();
     let paths = entries.map(|entry| entry.map(|entry| entry.path()));
     paths
-        .filter_map(|path| unless_denied(path, is_whole))
+        .filter_map(|path| unless_denied(path, is_complete))
         .collect()
 }
 
@@ -108,7 +116,7 @@ fn entries(dir: &Path, is_whole: &mut bool) -> Vec<PathBuf> {
 /// octal); `None` if it does not have the device open. A descriptor whose flags cannot be
 /// read may write.
 pub(super) fn writes(descriptor: &Path) -> Option<bool> {
-    let text = match fs::read_to_string(information(descriptor)?) {
+    let text = match fs::read_to_string(fdinfo_path(descriptor)?) {
         Ok(text) => text,
         Err(error) => return (!has_gone(&error)).then_some(true),
     };
@@ -124,7 +132,7 @@ pub(super) fn writes(descriptor: &Path) -> Option<bool> {
 }
 
 /// The file in which the kernel shows more of a descriptor.
-pub(super) fn information(descriptor: &Path) -> Option<PathBuf> {
+pub(super) fn fdinfo_path(descriptor: &Path) -> Option<PathBuf> {
     let number = descriptor.file_name()?;
     Some(descriptor.parent()?.with_file_name("fdinfo").join(number))
 }
@@ -175,18 +183,18 @@ mod tests {
         let process = roots.proc.join(pid.to_string());
         let is_full =
             |path: &Path| fs::read_link(path).is_ok_and(|to| to == Path::new("/dev/full"));
-        let mut is_whole = true;
-        let own = Tables::read(&roots);
+        let mut is_complete = true;
+        let own = DescriptorTables::read(&roots);
         assert!(own.has_own_numbers);
-        let found = own.descriptors(pid, &process, &mut is_whole);
+        let found = own.descriptors(pid, &process, &mut is_complete);
         assert_eq!(found.thread, pid);
         // The harness has other threads, and each shares the table of the first.
         assert_eq!(found.paths.iter().filter(|path| is_full(path)).count(), 1);
         // If the numbers may be of another namespace, each thread is read.
-        let foreign = Tables {
+        let foreign = DescriptorTables {
             has_own_numbers: false,
         };
-        let all = foreign.descriptors(pid, &process, &mut is_whole);
+        let all = foreign.descriptors(pid, &process, &mut is_complete);
         assert!(all.paths.len() > found.paths.len());
         drop(end);
         apart.join().unwrap();

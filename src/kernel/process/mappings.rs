@@ -43,12 +43,12 @@ pub(super) struct Mappings {
 impl Mappings {
     /// The mappings of the process of this directory in `/proc`. **May block** while
     /// another thread changes the process's memory and waits for a file server.
-    pub(super) fn read(&mut self, roots: &Roots, process: &Path, is_whole: &mut bool) -> Mapped {
+    pub(super) fn read(&mut self, roots: &Roots, process: &Path, is_complete: &mut bool) -> Mapped {
         self.text.clear();
         let read = File::open(process.join("maps"))
             .and_then(|maps| maps.take(LONGEST).read_to_end(&mut self.text));
         let mut mapped = Mapped::default();
-        if unless_denied(read, is_whole).is_none() {
+        if unless_denied(read, is_complete).is_none() {
             return mapped;
         }
         let text = String::from_utf8_lossy(&self.text);
@@ -61,7 +61,7 @@ impl Mappings {
                 *known
             } else {
                 let link = process.join("map_files").join(addresses);
-                let Some(found) = unless_denied(device(roots, &link), is_whole) else {
+                let Some(found) = unless_denied(device(roots, &link), is_complete) else {
                     continue;
                 };
                 self.known.insert(file.to_owned(), found);
@@ -154,36 +154,36 @@ mod tests {
                     5000-6000 rw-p 00000000 00:05 124    /dev/sdb\n";
         let process = process(maps, "1000-2000");
         let mut mappings = Mappings::default();
-        let mut is_whole = true;
+        let mut is_complete = true;
         let both = Mapped {
             devices: vec![NumberedDevice::Block(SDA)],
             has_ring: true,
         };
-        let mut read = || mappings.read(&process.roots, &process.path, &mut is_whole);
+        let mut read = || mappings.read(&process.roots, &process.path, &mut is_complete);
         assert_eq!(read(), both);
         let roots = Roots {
             devices: Devices::default(),
             ..process.roots.clone()
         };
-        let again = mappings.read(&roots, &process.path, &mut is_whole);
+        let again = mappings.read(&roots, &process.path, &mut is_complete);
         assert_eq!(again, both);
-        assert!(is_whole);
+        assert!(is_complete);
     }
 
     #[test]
     fn a_mapping_that_may_not_be_looked_at_makes_the_look_incomplete_and_one_that_went_does_not() {
         let maps = "1000-2000 rw-s 00000000 00:05 123    /dev/sda\n";
         let gone = process(maps, "none");
-        let mut is_whole = true;
-        let look = |process: &Process, is_whole: &mut bool| {
-            Mappings::default().read(&process.roots, &process.path, is_whole)
+        let mut is_complete = true;
+        let look = |process: &Process, is_complete: &mut bool| {
+            Mappings::default().read(&process.roots, &process.path, is_complete)
         };
-        assert_eq!(look(&gone, &mut is_whole), Mapped::default());
-        assert!(is_whole);
+        assert_eq!(look(&gone, &mut is_complete), Mapped::default());
+        assert!(is_complete);
         let maps = process(maps, "none");
         fs::remove_dir(maps.path.join("map_files")).unwrap();
         fs::write(maps.path.join("map_files"), "").unwrap();
-        assert_eq!(look(&maps, &mut is_whole), Mapped::default());
-        assert!(!is_whole);
+        assert_eq!(look(&maps, &mut is_complete), Mapped::default());
+        assert!(!is_complete);
     }
 }

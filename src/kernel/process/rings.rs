@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use super::descriptors::{information, unless_denied};
+use super::descriptors::{fdinfo_path, unless_denied};
 use crate::kernel::Roots;
 use crate::kernel::devices::NumberedDevice;
 use crate::kernel::machine::kernel_version;
@@ -35,15 +35,15 @@ pub(super) fn fixed_files(
     process: &Path,
     ring: &Path,
     wanted: &[NumberedDevice],
-    is_whole: &mut bool,
+    is_complete: &mut bool,
 ) -> Vec<NumberedDevice> {
-    let Some(information) = information(ring) else {
+    let Some(fdinfo) = fdinfo_path(ring) else {
         return Vec::new();
     };
     let is_all = || kernel_version(roots).is_ok_and(|version| version >= SHOWS_ALL_OR_NOTHING);
     for _ in 0..TRIES {
-        let read = fs::read_to_string(&information);
-        let Some(text) = unless_denied(read, is_whole) else {
+        let read = fs::read_to_string(&fdinfo);
+        let Some(text) = unless_denied(read, is_complete) else {
             return Vec::new();
         };
         if let Some(names) = names(&text, &is_all) {
@@ -54,7 +54,7 @@ pub(super) fn fixed_files(
         }
         thread::yield_now();
     }
-    *is_whole = false;
+    *is_complete = false;
     Vec::new()
 }
 
@@ -95,11 +95,11 @@ fn device(
     }
     let last = Path::new(name).file_name();
     let mut wanted = wanted.iter().copied();
-    wanted.find(|device| own_name(roots, *device).as_deref() == last)
+    wanted.find(|device| kernel_name(roots, *device).as_deref() == last)
 }
 
 /// The kernel's name of a device: `sda1`.
-fn own_name(roots: &Roots, device: NumberedDevice) -> Option<std::ffi::OsString> {
+fn kernel_name(roots: &Roots, device: NumberedDevice) -> Option<std::ffi::OsString> {
     let (kind, number) = match device {
         NumberedDevice::Block(number) => ("block", number),
         NumberedDevice::Character(number) => ("char", number),
@@ -144,12 +144,12 @@ mod tests {
         let process = roots.proc.join("7");
         fs::create_dir_all(process.join("fdinfo")).unwrap();
         let ring = process.join("fd/3");
-        let mut is_whole = true;
-        assert!(fixed_files(&roots, &process, &ring, &[], &mut is_whole).is_empty());
-        assert!(is_whole, "it was closed");
+        let mut is_complete = true;
+        assert!(fixed_files(&roots, &process, &ring, &[], &mut is_complete).is_empty());
+        assert!(is_complete, "it was closed");
         fs::write(process.join("fdinfo/3"), "flags:\t02\n").unwrap();
-        assert!(fixed_files(&roots, &process, &ring, &[], &mut is_whole).is_empty());
-        assert!(!is_whole);
+        assert!(fixed_files(&roots, &process, &ring, &[], &mut is_complete).is_empty());
+        assert!(!is_complete);
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(super) struct Found {
     pub(super) pid: u32,
     pub(super) opened: Vec<(NumberedDevice, Means)>,
     /// Whether everything could be looked at.
-    pub(super) is_whole: bool,
+    pub(super) is_complete: bool,
 }
 
 /// The processes that were given up and whose kernel calls have not returned: each holds a
@@ -55,7 +55,7 @@ pub(super) struct Found {
 static GIVEN_UP: Mutex<BTreeMap<u32, Pending<()>>> = Mutex::new(BTreeMap::new());
 
 /// The devices of `wanted` that these processes keep open without a descriptor, each process
-/// in its turn. A process for which the kernel does not answer in time is not whole.
+/// in its turn. A process for which the kernel does not answer in time is incomplete.
 pub(super) fn read(
     roots: &Roots,
     wanted: &[NumberedDevice],
@@ -71,12 +71,12 @@ pub(super) fn read(
         let is_hanging = |process: &Process| given_up.contains_key(&process.pid);
         processes.into_iter().partition(is_hanging)
     };
-    let not_whole = |process: &Process| Found {
+    let incomplete = |process: &Process| Found {
         pid: process.pid,
         opened: Vec::new(),
-        is_whole: false,
+        is_complete: false,
     };
-    found.extend(hanging.iter().map(not_whole));
+    found.extend(hanging.iter().map(incomplete));
     let mut left = VecDeque::from(left);
     while !left.is_empty() && !deadline.has_passed() {
         let Ok((pending, results)) = start(roots, wanted, &left) else {
@@ -98,11 +98,11 @@ pub(super) fn read(
         }
         if let Some(process) = left.pop_front() {
             tracing::warn!(pid = process.pid, "the kernel does not show its mappings");
-            found.push(not_whole(&process));
+            found.push(incomplete(&process));
             GIVEN_UP.lock().insert(process.pid, pending);
         }
     }
-    found.extend(left.iter().map(not_whole));
+    found.extend(left.iter().map(incomplete));
     found
 }
 
@@ -152,11 +152,11 @@ fn read_process(
     process: &Process,
     mappings: &mut Mappings,
 ) -> Found {
-    let mut is_whole = true;
+    let mut is_complete = true;
     let directory = roots.proc.join(process.thread.to_string());
-    let mapped = mappings.read(roots, &directory, &mut is_whole);
+    let mapped = mappings.read(roots, &directory, &mut is_complete);
     // A ring still works while it is mapped, and without a descriptor nothing shows its files.
-    is_whole &= !mapped.has_ring || !process.rings.is_empty();
+    is_complete &= !mapped.has_ring || !process.rings.is_empty();
     let mut opened = Vec::new();
     for device in mapped.devices {
         if matches!(device, NumberedDevice::Block(_)) && wanted.contains(&device) {
@@ -164,7 +164,7 @@ fn read_process(
         }
     }
     for ring in &process.rings {
-        let files = rings::fixed_files(roots, &directory, ring, wanted, &mut is_whole);
+        let files = rings::fixed_files(roots, &directory, ring, wanted, &mut is_complete);
         opened.extend(files.into_iter().map(|device| (device, Means::FixedFile)));
     }
     opened.sort_unstable();
@@ -172,7 +172,7 @@ fn read_process(
     Found {
         pid: process.pid,
         opened,
-        is_whole,
+        is_complete,
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
     }
 
     fn whole(found: &[Found]) -> Vec<(u32, bool)> {
-        let mut each: Vec<_> = found.iter().map(|one| (one.pid, one.is_whole)).collect();
+        let mut each: Vec<_> = found.iter().map(|one| (one.pid, one.is_complete)).collect();
         each.sort_unstable();
         each
     }
@@ -233,7 +233,7 @@ mod tests {
         fs::remove_file(maps(&roots, hanging)).unwrap();
         while !read(&roots, &[], all(), long)
             .iter()
-            .all(|one| one.is_whole)
+            .all(|one| one.is_complete)
         {
             std::thread::yield_now();
         }

@@ -7,11 +7,15 @@ use rustls::ClientConnection;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier as _;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use x509_cert::Certificate;
+use x509_cert::certificate::{CertificateInner, Raw, TbsCertificateInner};
 use x509_cert::der::Decode as _;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::nbd::tls_info::ServerCertificate;
+
+/// A certificate with a serial number of any length: RFC 5280 allows 20 bytes, and rustls
+/// accepts longer ones.
+type Certificate = CertificateInner<Raw>;
 
 /// What a server must prove, and how that is verified.
 #[derive(Debug, Clone)]
@@ -69,7 +73,7 @@ impl Trust {
     }
 }
 
-fn end_of(certificate: &x509_cert::TbsCertificate) -> SystemTime {
+fn end_of(certificate: &TbsCertificateInner<Raw>) -> SystemTime {
     certificate.validity().not_after.to_system_time()
 }
 

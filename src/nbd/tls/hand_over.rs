@@ -49,10 +49,10 @@ pub(super) fn to_kernel(
     };
     let (number, keys) = secrets.tx;
     let keys = Keys::new(number_of_version, number, keys)?;
-    setsockopt(stream, TcpTlsTx, &keys.info()).map_err(refused)?;
+    setsockopt(stream, TcpTlsTx, &keys.0).map_err(refused)?;
     let (number, keys) = secrets.rx;
     let keys = Keys::new(number_of_version, number, keys)?;
-    setsockopt(stream, TcpTlsRx, &keys.info()).map_err(refused)?;
+    setsockopt(stream, TcpTlsRx, &keys.0).map_err(refused)?;
     Ok((version, cipher))
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn ciphers_of_kernel(deadline: Deadline) -> Result<Vec<&'static str>>
             iv: Iv::copy(&[0; 12]),
         };
         let keys = Keys::new(version, 0, keys)?;
-        if setsockopt(&near, TcpTlsTx, &keys.info()).is_ok() {
+        if setsockopt(&near, TcpTlsTx, &keys.0).is_ok() {
             taken.push(name);
         }
     }
@@ -101,7 +101,7 @@ fn begin(stream: &OwnedFd) -> Result<()> {
 }
 
 /// The keys of one direction, which are overwritten when dropped.
-struct Keys(libc::tls12_crypto_info_chacha20_poly1305);
+struct Keys(TlsCryptoInfo);
 
 impl Keys {
     fn new(version: u16, number: u64, keys: ConnectionTrafficSecrets) -> Result<Self> {
@@ -109,7 +109,7 @@ impl Keys {
             return Err(unusable("its cipher is not ChaCha20-Poly1305"));
         };
         let cut = |_| unusable("its keys have another length");
-        Ok(Self(libc::tls12_crypto_info_chacha20_poly1305 {
+        let info = libc::tls12_crypto_info_chacha20_poly1305 {
             info: libc::tls_crypto_info {
                 version,
                 cipher_type: libc::TLS_CIPHER_CHACHA20_POLY1305,
@@ -118,16 +118,15 @@ impl Keys {
             key: key.as_ref().try_into().map_err(cut)?,
             salt: [],
             rec_seq: number.to_be_bytes(),
-        }))
-    }
-
-    fn info(&self) -> TlsCryptoInfo {
-        TlsCryptoInfo::Chacha20Poly1305(self.0)
+        };
+        Ok(Self(TlsCryptoInfo::Chacha20Poly1305(info)))
     }
 }
 
 impl Drop for Keys {
     fn drop(&mut self) {
-        self.0.key.zeroize();
+        if let TlsCryptoInfo::Chacha20Poly1305(info) = &mut self.0 {
+            info.key.zeroize();
+        }
     }
 }

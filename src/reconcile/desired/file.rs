@@ -27,6 +27,7 @@ use crate::iscsi::{
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DesiredFile {
+    count: Option<usize>,
     volume: Option<Vec<Volume>>,
 }
 
@@ -132,6 +133,13 @@ impl DesiredFile {
             let message = "it names no volume: `volume = []` says that none is wanted";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         };
+        if let Some(count) = self.count.filter(|count| *count != volumes.len()) {
+            let message = format!(
+                "it says count = {count} and has {} volumes: it may be half a file",
+                volumes.len()
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
         let mut desired = Desired::default();
         for volume in volumes {
             let request = volume.request(initiator_file)?;

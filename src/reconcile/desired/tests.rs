@@ -282,6 +282,20 @@ fn two_files_that_differ_in_the_case_of_a_target_alone_are_not_spelt_alike() {
 }
 
 #[test]
+fn a_file_that_says_how_many_volumes_it_has_is_refused_with_more_or_fewer() {
+    let count = |count: u64, volumes: &[serde_json::Value]| {
+        read(&json!({ "count": count, "volume": volumes })).map(|desired| desired.len())
+    };
+    let volumes = [nbd("a", "nbd://h/x"), nbd("b", "nbd://h/y")];
+    assert_eq!(count(2, &volumes), Ok(2));
+    assert_eq!(count(0, &[]), Ok(0));
+    for said in [1, 3] {
+        let error = count(said, &volumes).unwrap_err();
+        assert!(error.contains("has 2 volumes"), "{error}");
+    }
+}
+
+#[test]
 fn a_machine_without_an_iscsi_name_is_not_the_files_fault() {
     let directory = tempfile::tempdir().unwrap();
     let name = directory.path().join("initiatorname.iscsi");

@@ -2,6 +2,7 @@ use super::*;
 use crate::engine::journal::VolumeSpec;
 use crate::engine::{AttachRequest, ChangeEvent};
 use crate::id::Source;
+use crate::nbd::Difference;
 use crate::reconcile::desired::Desired;
 use crate::reconcile::refresh::Scope;
 
@@ -134,6 +135,38 @@ fn a_link_that_dies_during_a_step_is_healed_after_it() {
     assert!(state.attached(&id(0)).is_some());
     state.plan_now();
     assert!(state.is_idle() && state.plan().is_empty());
+}
+
+#[test]
+fn other_content_that_a_heal_took_is_told_with_both_names_and_other_differences_are_not() {
+    let mut state = wanting(1);
+    state.merge(vec![there(0)], &Scope::All, 0, true);
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    state.settle(&mut job, attached(0), &impatient());
+    let index = crate::id::NbdIndex::new(0).unwrap();
+    state.take_in(&ChangeEvent::LinkDead(index));
+    state.plan_now();
+    let mut job = state.take_job(8).unwrap();
+    let name = "fs.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9".parse().unwrap();
+    let differences = vec![
+        Difference::BecameWritable,
+        Difference::Content {
+            from: vec![name],
+            to: Vec::new(),
+            is_proven: false,
+        },
+    ];
+    let events = state.settle(&mut job, Done::Adopted(differences), &impatient());
+    let [Event::Healed { .. }, differs @ Event::ContentDiffers { .. }] = &*events else {
+        panic!("{events:?}");
+    };
+    let told = differs.to_string();
+    assert!(
+        told.contains("no name that is known instead of fs.0a1b"),
+        "{told}"
+    );
+    assert!(state.attached(&id(0)).is_some());
 }
 
 #[test]

@@ -19,8 +19,8 @@ pub(super) struct Call {
     /// The `stack` file of the call's thread, once it runs.
     pub(super) stack: Option<PathBuf>,
     /// Whether its caller can do without its answer.
-    pub(super) is_question: bool,
-    /// Whether its caller has given up, for a call that is no question.
+    pub(super) is_optional: bool,
+    /// Whether its caller has given up, for a call that is not optional.
     pub(super) stuck: bool,
 }
 
@@ -79,23 +79,23 @@ impl CallTable {
     }
 
     /// The stuck call for which a call on the host is refused.
-    pub(super) fn against_host(&self, host: HostNo) -> Option<&Call> {
+    pub(super) fn stuck_call_on_host(&self, host: HostNo) -> Option<&Call> {
         let (_, call, _) = self.running(host)?;
         call.stuck.then_some(call)
     }
 
     /// The stuck call for which a call on the device is refused.
-    pub(super) fn against_device(&self, hctl: Hctl) -> Option<&Call> {
+    pub(super) fn stuck_call_on_device(&self, hctl: Hctl) -> Option<&Call> {
         let of_device = |call: &&Call| !call.on_host && call.hctl == hctl;
         self.stuck()
             .find(of_device)
-            .or_else(|| self.against_host(hctl.host))
+            .or_else(|| self.stuck_call_on_host(hctl.host))
     }
 
-    /// Whether a question to the device runs.
-    pub(super) fn is_asked(&self, hctl: Hctl) -> bool {
+    /// Whether an optional call to the device runs.
+    pub(super) fn has_optional_call(&self, hctl: Hctl) -> bool {
         let mut calls = self.calls.values();
-        calls.any(|call| call.hctl == hctl && call.is_question)
+        calls.any(|call| call.hctl == hctl && call.is_optional)
     }
 
     pub(super) fn is_at_work_on(&self, hctl: Hctl) -> bool {

@@ -220,7 +220,7 @@ struct KindComparison {
 
 impl KindComparison {
     fn compare(ours: &[&Wwid], theirs: &[&Wwid]) -> Self {
-        let mut side = Self::default();
+        let mut comparison = Self::default();
         let mut kinds: Vec<NameKind> = ours.iter().map(|name| name.kind()).collect();
         kinds.sort_unstable();
         kinds.dedup();
@@ -236,14 +236,14 @@ impl KindComparison {
             let is_shared = |name: &Wwid| theirs.contains(name);
             if !ours.iter().any(is_shared) {
                 let ours = ours.first().map(ToString::to_string).unwrap_or_default();
-                side.differ.get_or_insert((ours, first.to_string()));
+                comparison.differ.get_or_insert((ours, first.to_string()));
             } else if ours.len() == theirs.len() && ours.iter().all(is_shared) {
-                side.agree = true;
+                comparison.agree = true;
             } else {
-                side.overlap = true;
+                comparison.overlap = true;
             }
         }
-        side
+        comparison
     }
 }
 

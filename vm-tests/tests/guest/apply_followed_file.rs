@@ -85,7 +85,7 @@ impl Rig {
         unit(&self.target, lun).to_string()
     }
 
-    /// The file's text: one volume that each version has, and another one.
+    /// The file's text: another volume, and one that each version has.
     fn text(&self, other: u64) -> String {
         let volume = |id: &str, lun: u64| {
             format!(
@@ -93,7 +93,8 @@ impl Rig {
                 self.source(lun)
             )
         };
-        volume("kept", 1) + &volume(&format!("other-{other}"), other)
+        let other = volume(&format!("other-{other}"), other);
+        format!("count = 2\n{other}{}", volume("kept", 1))
     }
 
     fn start(&self) -> Agent {
@@ -165,6 +166,10 @@ const REWRITES: &[Rewrite] = &[
     ("an empty file", "cp /dev/null $F; sleep 1; cp $N $F"),
     ("half a file", "head -c 20 $N > $F; sleep 1; cp $N $F"),
     (
+        "half a file that is a whole one with fewer volumes",
+        "head -n 4 $N > $F; sleep 1; cp $N $F",
+    ),
+    (
         "no permission",
         "chmod 0 $F; sleep 1; chmod 644 $F; cp $N $F",
     ),
@@ -211,6 +216,32 @@ fn however_the_file_is_rewritten_no_volume_that_each_version_wants_is_ever_detac
         );
     }
     drop(agent);
+}
+
+#[test]
+fn a_mount_over_the_file_is_followed() {
+    let rig = Rig::new();
+    fs::write(rig.file(), rig.text(2)).unwrap();
+    let agent = rig.start();
+    rig.settles_on(2, "the first version");
+    let kept = rig.device();
+    let new = rig.place.join("new.toml");
+    fs::write(&new, rig.text(3)).unwrap();
+    mount(
+        Some(&new),
+        &rig.file(),
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )
+    .unwrap();
+    rig.settles_on(3, "the file that is mounted over it");
+    // The events of the mounted file arrive.
+    fs::write(&new, rig.text(2)).unwrap();
+    rig.settles_on(2, "what was written to it");
+    assert_eq!(rig.device(), kept);
+    drop(agent);
+    umount(&rig.file()).unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use lunbd::engine::Multipath;
+use lunbd::engine::{Multipath, Unit};
 use lunbd::id::Hctl;
 use lunbd::iscsi::SessionOptions;
 use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Result, Source};
@@ -84,6 +84,36 @@ fn a_map_with_a_path_that_leads_to_another_unit_by_now_is_not_handed_out() {
     assert_eq!(again.node, attached.node);
     let detachment = array.engine.detach(array.source(0), soon()).unwrap();
     assert!(detachment.safe_to_unmap, "{detachment:?}");
+    drop(multipathd);
+    nothing_is_left();
+}
+
+#[test]
+fn a_path_outside_the_units_map_is_not_handed_out_beside_the_map() {
+    let mut multipathd = Multipathd::start(NoPath::Fail);
+    let array = Array::presenting(Store::ramdisk("a6104", BYTES));
+    let mapped = array.attach(&[0], Multipath::Require).unwrap();
+    multipathd.stop();
+    let beside = array.attach(&[1], Multipath::Prefer);
+    let error = beside.expect_err("the map is the unit's other page cache");
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    let Unit::Scsi { map: Some(map), .. } = &mapped.unit else {
+        panic!("{mapped:?}");
+    };
+    assert!(error.to_string().contains(map), "{error}");
+    // Where the caller turns multipath off, it has decided so.
+    let raw = array.attach(&[1], Multipath::Off).unwrap();
+    assert_ne!(raw.node, mapped.node);
+    // A path that is in use stays as it is.
+    let user = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&raw.node);
+    let again = array.attach(&[1], Multipath::Prefer).unwrap();
+    assert_eq!((again.node, again.changed), (raw.node, false));
+    drop(user.unwrap());
+    multipathd.start_again();
+    array.engine.detach(array.source(0), soon()).unwrap();
     drop(multipathd);
     nothing_is_left();
 }

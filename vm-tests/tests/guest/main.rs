@@ -65,6 +65,7 @@ mod mpath_map;
 mod nbd;
 mod nbd_content;
 mod nbd_content_lvm;
+mod nbd_evidence;
 mod nbd_grow;
 mod nbd_heal;
 mod nbd_images;

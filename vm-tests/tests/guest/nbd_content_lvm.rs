@@ -15,23 +15,35 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 400 * MIB;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The kind of each name, the command that makes the content, and blkid's key for its value.
-const MADE: [(&str, &str, &str); 7] = [
-    ("fs", "mkfs.ext4 -q", "UUID"),
-    ("fs", "mkfs.xfs -q", "UUID"),
-    ("fs", "mkfs.btrfs -q", "UUID"),
+/// The kind of each name, the shell command that makes the content on the device `$0`, and
+/// blkid's key for its value.
+const MADE: [(&str, &str, &str); 9] = [
+    ("fs", "mkfs.ext4 -q $0", "UUID"),
+    ("fs", "mkfs.xfs -q $0", "UUID"),
+    ("fs", "mkfs.btrfs -q $0", "UUID"),
     (
         "luks",
-        "echo passphrase | cryptsetup luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000",
+        "echo passphrase \
+         | cryptsetup luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 $0",
         "UUID",
     ),
-    ("gpt", "echo 'label: gpt' | sfdisk --quiet", "PTUUID"),
+    ("gpt", "echo label: gpt | sfdisk --quiet $0", "PTUUID"),
     (
         "mbr",
-        "echo 'label: dos\nsize=8M' | sfdisk --quiet",
+        "printf 'label: dos\nsize=8M\n' | sfdisk --quiet $0",
         "PTUUID",
     ),
-    ("lvm", "pvcreate -q -y", "UUID"),
+    // Without a partition.
+    ("mbr", "echo label: dos | sfdisk --quiet $0", "PTUUID"),
+    // A GPT without a protective MBR, as many images of installers have it.
+    (
+        "mbr",
+        r"echo label: gpt | sfdisk --quiet $0
+        printf '\4\3\2\1' | dd of=$0 bs=1 seek=440 conv=notrunc status=none
+        printf '\203' | dd of=$0 bs=1 seek=450 conv=notrunc status=none",
+        "PTUUID",
+    ),
+    ("lvm", "pvcreate -q -y $0", "UUID"),
 ];
 
 /// Loads the driver, if it keeps backend ids.
@@ -71,8 +83,8 @@ fn is_named_as_by_blkid(server: &NbdServer) {
         let node = blank.node.to_str().unwrap();
         // udev does not watch a device while it reads it, and misses a close then. It reads no
         // device that is locked (<https://systemd.io/BLOCK_DEVICE_LOCKING>).
-        let make = format!("wipefs --quiet --all {node} && {tool} {node}");
-        guest::run(&["flock", node, "sh", "-c", &make]);
+        let make = format!("set -e; wipefs --quiet --all $0; {tool}");
+        guest::run(&["flock", node, "sh", "-c", &make, node]);
         let name = by_blkid(kind, &blank.node, value);
         // udev reads the device when the tool has closed it.
         guest::wait_until("udev to name it", LIMIT, || {

@@ -10,6 +10,7 @@ use lunbd::nbd::Difference;
 use lunbd::{AttachRequest, Engine, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::directory::Directory;
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const SIZE: u64 = 16 << 20;
@@ -54,8 +55,11 @@ fn has_this_volume_again(outcome: &HealOutcome) -> bool {
 
 fn only_the_last_content_is_known(serve: Serve) {
     let (volume, blank) = (Store::sparse(SIZE), Store::sparse(SIZE));
-    let (earlier, other) = (Store::sparse(SIZE), Store::sparse(SIZE));
+    let (at_the_attach, earlier) = (Store::sparse(SIZE), Store::sparse(SIZE));
+    let other = Store::sparse(SIZE);
     let others_name = format(other.path());
+    let first_name = format(volume.path());
+    fs::copy(volume.path(), at_the_attach.path()).unwrap();
     let (at, first) = (At::tcp(), engine());
     let mut server = serve(at.clone(), &volume);
     let source: Source = at.uri("disk").parse().unwrap();
@@ -71,6 +75,7 @@ fn only_the_last_content_is_known(serve: Serve) {
     for agent in [&first, &engine()] {
         for (store, serves) in [
             (&blank, vec![]),
+            (&at_the_attach, vec![first_name.clone()]),
             (&earlier, vec![earlier_name.clone()]),
             (&other, vec![others_name.clone()]),
         ] {
@@ -95,13 +100,26 @@ fn only_the_last_content_is_known(serve: Serve) {
     assert!(has_this_volume_again(&outcome), "{outcome:?}");
     server.kill();
     drop(server);
-    let _other = serve(at, &other);
+    let mut server = serve(at.clone(), &other);
     let accepting = options().accept_content();
     let healing = first.heal_source(&source, &accepting, soon()).unwrap();
     assert!(
         matches!(healing.outcome, HealOutcome::Adopted(_)),
         "{healing:?}"
     );
+    // udev reads the accepted content, which is the volume's from now on.
+    guest::run(&["udevadm", "settle"]);
+    let place = Directory::new("reformat");
+    let (node, place) = (node.to_str().unwrap(), place.to_str().unwrap());
+    guest::run(&["mount", "-t", "ext4", node, place]);
+    for agent in [&first, &engine()] {
+        server.kill();
+        drop(server);
+        server = serve(at.clone(), &other);
+        let outcome = healed(agent);
+        assert!(has_this_volume_again(&outcome), "{outcome:?}");
+    }
+    guest::run(&["umount", place]);
     assert!(first.detach(source, soon()).unwrap().changed);
 }
 

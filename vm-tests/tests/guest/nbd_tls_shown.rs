@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use lunbd::engine::NbdOptions;
+use lunbd::engine::{DetachVolume, NbdOptions};
 use lunbd::error::Stage;
 use lunbd::id::VolumeId;
 use lunbd::reconcile::{Desired, Event, Options, Reconciler};
@@ -29,9 +29,12 @@ fn volume() -> VolumeId {
     "pvc-1".parse().unwrap()
 }
 
+fn request_options() -> NbdOptions {
+    NbdOptions::default().dead_connection_timeout(Duration::from_secs(120))
+}
+
 fn request(source: &Source) -> AttachRequest {
-    let options = NbdOptions::default().dead_connection_timeout(Duration::from_secs(120));
-    AttachRequest::new(source.clone()).nbd(options)
+    AttachRequest::new(source.clone()).nbd(request_options())
 }
 
 #[test]
@@ -79,6 +82,41 @@ fn an_attach_and_a_later_process_show_the_tls_and_the_servers_certificate() {
     assert_eq!(tls["version"], "1.3", "{json}");
     assert_eq!(tls["certificate"]["subject"], "CN=server", "{json}");
     agent.detach(source, soon()).unwrap();
+}
+
+#[test]
+fn after_a_heal_by_another_process_the_tls_of_the_earlier_connection_is_no_longer_shown() {
+    let _module = NbdModule::with_backend_ids(1);
+    let certificates = Certificates::new("tls");
+    let store = Store::sparse(1 << 20);
+    let mut server = nbdkit(&certificates, store.path(), &[]);
+    let source = source(address(&server), "", &certificates);
+    let place = Directory::new("journal");
+    let agent = engine();
+    let journal = agent.open_journal_at(&place, soon()).unwrap();
+    agent
+        .attach_volume(&journal, &volume(), &request(&source), soon())
+        .unwrap();
+    let shown = || {
+        let volumes = agent.survey(&journal).unwrap();
+        volumes[0].tls.as_ref().map(ToString::to_string)
+    };
+    assert_eq!(shown().as_deref(), Some("1.3 chacha20-poly1305"));
+    server.kill();
+    server.start();
+    let healed = engine().heal_source(&source, &request_options(), soon());
+    assert!(healed.as_ref().unwrap().outcome.serves(), "{healed:?}");
+    for healing in agent.heal(soon()).unwrap() {
+        assert!(healing.outcome.serves(), "{healing:?}");
+    }
+    assert_eq!(shown(), None);
+    agent
+        .attach_volume(&journal, &volume(), &request(&source), soon())
+        .unwrap();
+    assert_eq!(shown(), None);
+    agent
+        .detach_volume(&journal, &volume(), &DetachVolume::default(), soon())
+        .unwrap();
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::uevent::Watch;
 pub(super) struct Connected {
     pub(super) device: NbdDevice,
     /// The disk's write counter before it was connected.
-    pub(super) written: u64,
+    pub(super) written: Option<u64>,
     pub(super) watch: Watch,
     pub(super) _lock: DeviceLock,
 }
@@ -155,7 +155,7 @@ impl Engine {
         let roots = self.roots();
         forget_last_connection(roots, index)?;
         let before = NbdDevice::find(roots, index)?;
-        let written = before.map_or(Ok(0), |device| device.written())?;
+        let written = before.map_or(Ok(Some(0)), |device| device.written())?;
         // The watch begins before the connect, or it could miss the connect's event.
         let mut watch = self.hub().watch(&index.name());
         loop {

@@ -5,9 +5,9 @@ use crate::engine::nbd::same_volume::require_one_volume;
 use crate::engine::{AttachRequest, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{ContentName, NbdUri};
-use crate::nbd::{Connection, Content, is_other_content, spelt_content};
+use crate::nbd::{Connection, Content, FirstBytes, is_other_content, spelt_content};
 
-/// The names that the server serves over its connections; `None` if it answers the read with
+/// The first bytes that the server serves over its connections; `None` if it answers the read with
 /// an error. A caller that expects no name gets such a volume nevertheless.
 ///
 /// # Errors
@@ -16,7 +16,7 @@ pub(super) fn of_all(
     connections: &[Connection],
     uri: &NbdUri,
     deadline: Deadline,
-) -> Result<Option<Vec<ContentName>>> {
+) -> Result<Option<FirstBytes>> {
     let Some((first, others)) = connections.split_first() else {
         return Ok(None);
     };
@@ -25,7 +25,7 @@ pub(super) fn of_all(
         require_one_volume(first, other, uri, deadline)?;
     }
     Ok(match content {
-        Content::Named(names) => Some(names),
+        Content::Read(first) => Some(first),
         Content::Unread(error) => {
             tracing::warn!(%uri, error, "the server answers a read of the first bytes with an error");
             None

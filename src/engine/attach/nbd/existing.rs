@@ -49,7 +49,7 @@ impl Engine {
         let mut watch = self.hub().watch(&device.index().name());
         let served = Served {
             content: Some(content),
-            tls: self.known_tls(device, backend),
+            tls: self.known_tls(device, backend, None),
         };
         let mut attachment =
             self.prove_nbd(device, request, served, &mut watch, timer, deadline)?;
@@ -136,15 +136,22 @@ impl Engine {
         }
     }
 
-    /// The TLS of the device's last connection that this process made.
+    /// The TLS of the device's last connection: that of this process, or the recorded one if
+    /// this process has made none. It is not known if another process has since replaced the
+    /// connections of this one.
     pub(in crate::engine) fn known_tls(
         &self,
         device: &NbdDevice,
         backend: &BackendId,
+        recorded: Option<&TlsInfo>,
     ) -> Option<TlsInfo> {
         let links = self.links_beside(device);
-        let link = links.get(&device.index())?;
-        link.tls.clone().filter(|_| link.backend == *backend)
+        match links.get(&device.index()) {
+            Some(link) if link.backend != *backend => recorded.cloned(),
+            Some(link) if link.is_of_another_now() => None,
+            Some(Link { tls: Some(tls), .. }) => Some(tls.clone()),
+            _ => recorded.cloned(),
+        }
     }
 
     /// Reads the bytes that hold the names of the device's content, which proves that the

@@ -111,7 +111,7 @@ fn what_others_took_away_meanwhile_is_gone_and_was_not_flushed_by_us() {
         concluded(|receipt| {
             receipt.paths[1].gone = false;
             receipt.paths[1].flush = flush;
-            receipt.nothing_is_there();
+            receipt.mark_all_gone();
         })
     };
     assert!(taken(Some(Flush::Done)));
@@ -171,7 +171,10 @@ fn a_name_that_two_sources_share_is_listed_once_and_a_second_map_is_a_note() {
         ..Receipt::default()
     };
     let (first, second) = ("naa.5000c500a1b2c3d4", "naa.5000c500a1b2c3d5");
-    for (gone, note) in [(true, "the map m is gone"), (false, "the map m stands")] {
+    for (gone, note) in [
+        (true, "the map m is gone"),
+        (false, "the map m is still there"),
+    ] {
         let mut both = receipt(&[first]);
         let mut next = receipt(&[first, second]);
         next.map.as_mut().unwrap().gone = gone;

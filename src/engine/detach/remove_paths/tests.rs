@@ -1,13 +1,14 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::*;
 use crate::engine::detach::DetachTarget;
 use crate::engine::detach::receipt::Receipt;
 use crate::engine::detach::request::DetachRequest;
 use crate::kernel::Roots;
-use crate::scsi::Identity;
+use crate::scsi::{Identity, ScsiDevice};
 
 pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest) -> DetachRun<'a> {
     let map = MapReceipt {

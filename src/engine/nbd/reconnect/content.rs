@@ -1,54 +1,20 @@
 //! Checks whether a server that came back serves the volume that the device had.
 //!
-//! The device itself cannot be read, since its reads wait for the server. Two programs have
-//! read it before. This library did, before the kernel had the connection, and what it read
-//! is true as long as the kernel has completed no write since. udev did, when the last
-//! process that had the device open for writing closed it. Other content than theirs is
-//! certainly another volume if nobody can have written it through the device: no process has
-//! the device open for writing, no other device passes writes on to it, and udev does not
-//! read it now. In doubt the server is accepted, so that formatting a volume never makes its
-//! heal refused.
+//! [The evidence](super::evidence) says what the volume held. Other content is certainly
+//! another volume if nobody can have written it through the device: no process has the device
+//! open for writing, no other device passes writes on to it, and udev does not read it now.
+//! In doubt the server is accepted, so that formatting a volume never makes its heal refused.
 
 use super::NbdReconnect;
+use super::evidence::{Evidence, Verdict, Witness};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::usage::{Extent, Holder};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::ContentName;
-use crate::nbd::{Content, Difference, KnownContent, Link, is_other_content, spelt_content};
+use crate::kernel::sysfs;
+use crate::nbd::{Content, Difference, KnownContent, Link, spelt_content};
 use crate::uevent::Mode;
-
-/// What the device held when it was read last.
-#[derive(Debug, PartialEq, Eq)]
-struct LastHeld<'a> {
-    names: &'a [ContentName],
-    /// Which program read the names; `None` if something was written since then that no
-    /// program has read.
-    by: Option<Witness>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Witness {
-    /// Nothing was written since this library read it.
-    Us,
-    Udev,
-}
-
-impl LastHeld<'_> {
-    fn of<'a>(
-        by_us: Option<&'a KnownContent>,
-        written: u64,
-        by_udev: Option<&'a [ContentName]>,
-    ) -> LastHeld<'a> {
-        let (names, by) = match (by_us, by_udev) {
-            (Some(known), _) if known.written == written => (&*known.names, Some(Witness::Us)),
-            (_, Some(names)) => (names, Some(Witness::Udev)),
-            (Some(known), None) => (&*known.names, None),
-            (None, None) => (&[][..], None),
-        };
-        LastHeld { names, by }
-    }
-}
 
 impl NbdReconnect {
     /// How the content that a server serves differs from that of the volume; `None` if it
@@ -71,38 +37,60 @@ impl NbdReconnect {
             Mode::Udev => self.device.content_by_udev(engine.roots())?,
             _ => None,
         };
-        let held = LastHeld::of(by_us.as_ref(), self.device.written()?, by_udev.as_deref());
+        let evidence = Evidence {
+            by_us: by_us.as_ref(),
+            written: self.device.written()?,
+            by_udev: by_udev.as_deref(),
+            by_journal: self.rule.last_known.as_deref(),
+        };
         let now = match now {
-            Content::Named(names) => names,
-            Content::Unread(_) if held.names.is_empty() && self.rule.expected.is_none() => {
+            Content::Read(first) => first,
+            Content::Unread(_) if !evidence.has_a_name() && self.rule.expected.is_none() => {
                 return Ok(None);
             }
             Content::Unread(error) => return Err(self.unread(*error)),
         };
         let difference = |from: &[ContentName], is_proven| Difference::Content {
             from: from.to_vec(),
-            to: now.clone(),
+            to: now.names.clone(),
             is_proven,
         };
         if let Some(expected) = self
             .rule
             .expected
             .as_ref()
-            .filter(|name| !now.contains(name))
+            .filter(|name| !now.names.contains(name))
         {
             return Ok(Some(difference(std::slice::from_ref(expected), true)));
         }
-        // A write that udev has seen may not have reached the server.
-        let by_us = by_us.iter().flat_map(|known| &known.names);
-        let had_once = by_us.into_iter().any(|name| now.contains(name));
-        if had_once || !is_other_content(now, held.names) {
-            return Ok(None);
+        Ok(match evidence.judge(now) {
+            Verdict::Same => None,
+            Verdict::Doubt { from } => Some(difference(from, false)),
+            Verdict::Other { from, by } => {
+                let is_proven = self.nobody_writes(engine, by, from, deadline)?;
+                Some(difference(from, is_proven))
+            }
+        })
+    }
+
+    /// Tells of other content than before, which the device has now, and has udev read it: its
+    /// record is evidence at the next heal, and udev itself reads a device only when a writer
+    /// closes it (`Documentation/ABI/testing/sysfs-uevent`).
+    pub(super) fn note_other_content(&self, engine: &Engine, differences: &[Difference]) {
+        let mut may_be_other = self.rule.accepts_any;
+        for difference in differences {
+            if let Difference::Content { .. } = difference {
+                tracing::warn!(index = %self.index(), %difference, "healed");
+                may_be_other = true;
+            }
         }
-        let is_proven = match held.by {
-            Some(witness) => self.nobody_writes(engine, witness, held.names, deadline)?,
-            None => false,
-        };
-        Ok(Some(difference(held.names, is_proven)))
+        if !may_be_other || engine.hub().mode() != Mode::Udev {
+            return;
+        }
+        let event = self.device.disk().dir().join("uevent");
+        if let Err(error) = sysfs::write(&engine.roots().devices, &event, "change") {
+            tracing::warn!(%error, index = %self.index(), "udev's record has the earlier content");
+        }
     }
 
     /// # Errors
@@ -128,8 +116,8 @@ impl NbdReconnect {
         by_link.and_then(|link| link.content.clone())
     }
 
-    /// Whether no process can have written other names through the device since these were
-    /// read.
+    /// Whether no process can have written other content through the device since these names
+    /// were read.
     fn nobody_writes(
         &self,
         engine: &Engine,
@@ -167,11 +155,12 @@ impl NbdReconnect {
                 Holder::Mount { .. } | Holder::Stacked { .. } | Holder::Swap { .. }
             )
         };
-        // No tool that formats can open the device while it is claimed.
-        if users.found.iter().any(claims) {
+        // No tool that formats can open the device while it is claimed. What claims it changes
+        // bytes, but no name.
+        if witness != Witness::OurBytes && users.found.iter().any(claims) {
             return Ok(true);
         }
-        Ok(users.not_looked_at.is_empty() && !self.device.has_writes_in_flight()?)
+        Ok(users.not_looked_at.is_empty() && !self.device.may_have_writes_in_flight()?)
     }
 
     fn unread(&self, error: u32) -> Error {
@@ -181,43 +170,5 @@ impl NbdReconnect {
             self.index()
         );
         Error::new(ErrorKind::NotReady, message).at(Stage::Identify)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(text: &str) -> Vec<ContentName> {
-        let name = |kind: &str| format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
-        let names = text.split_whitespace();
-        names.map(|kind| name(kind).parse().unwrap()).collect()
-    }
-
-    fn known(text: &str, written: u64) -> KnownContent {
-        let content = Content::Named(names(text));
-        content.known(written).unwrap()
-    }
-
-    #[test]
-    fn our_own_word_counts_until_something_is_written_and_then_udevs() {
-        let by_us = known("fs", 7);
-        let by_udev = names("luks");
-        let held = |known, written, udev| {
-            let held = LastHeld::of(known, written, udev);
-            (held.names.to_vec(), held.by)
-        };
-        let udev = Some(&*by_udev);
-        assert_eq!(
-            held(Some(&by_us), 7, udev),
-            (names("fs"), Some(Witness::Us))
-        );
-        assert_eq!(
-            held(Some(&by_us), 8, udev),
-            (names("luks"), Some(Witness::Udev))
-        );
-        assert_eq!(held(None, 8, udev), (names("luks"), Some(Witness::Udev)));
-        assert_eq!(held(Some(&by_us), 8, None), (names("fs"), None));
-        assert_eq!(held(None, 8, None), (names(""), None));
     }
 }

@@ -68,9 +68,9 @@ impl NbdReconnect {
             return Err(refusal);
         }
         let written = self.device.written()?;
-        let names = engine.require_same_volume(&self.device, &connection, deadline)?;
-        self.require_expected(&names)?;
-        let content = Some(KnownContent { names, written });
+        let first = engine.require_same_volume(&self.device, &connection, deadline)?;
+        self.require_expected(&first.names)?;
+        let content = Some(KnownContent { first, written });
         Ok(Server::new(connection, content, differences))
     }
 

@@ -5,7 +5,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::ContentName;
 use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
-use crate::nbd::{self, Connection, Export};
+use crate::nbd::{self, Connection, Export, FirstBytes};
 
 /// How many blocks are chosen. A copy that differs in one block of ten agrees in all of them
 /// once in twelve times.
@@ -121,6 +121,11 @@ impl Sample {
 
     pub(super) fn agrees(&self, other: &Self) -> bool {
         (0..self.count().max(other.count())).all(|place| self.agrees_at(other, place))
+    }
+
+    /// What is kept of the first bytes.
+    pub(super) fn first_bytes(&self) -> FirstBytes {
+        FirstBytes::of(self.at(0).unwrap_or_default())
     }
 
     /// The names in the first bytes.

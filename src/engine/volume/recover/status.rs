@@ -224,10 +224,10 @@ impl Engine {
         found.nbd_index = Some(index);
         let handed_out = outcome.is_some_and(|outcome| outcome.devno == disk.devno());
         if handed_out {
-            let nbd = found.spec.nbd.as_ref();
-            found.tls = nbd
-                .and_then(|nbd| self.known_tls(device, &nbd.backend))
-                .or_else(|| outcome.and_then(|outcome| outcome.tls.clone()));
+            let recorded = outcome.and_then(|outcome| outcome.tls.as_ref());
+            if let Some(nbd) = &found.spec.nbd {
+                found.tls = self.known_tls(device, &nbd.backend, recorded);
+            }
             found.node = Some(disk.node(self.roots()));
             found.size = size_if_there(disk)?;
         }

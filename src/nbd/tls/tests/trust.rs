@@ -139,6 +139,17 @@ fn a_certificates_subject_is_shown_without_control_characters() {
 }
 
 #[test]
+fn a_certificate_whose_serial_number_is_longer_than_the_standard_allows_is_shown() {
+    let end = SystemTime::now() + 400 * DAY;
+    let root = issuer("root", end, None);
+    let mut own = params("server", end);
+    own.serial_number = Some(SerialNumber::from(vec![0x5a; 24]));
+    let (server, directory) = trusting(&root, &root, &own, &[]);
+    let (_, certificate) = agreed(Some(server), &directory, "localhost").unwrap();
+    assert_eq!(certificate.subject, "CN=server");
+}
+
+#[test]
 fn a_file_server_that_does_not_answer_costs_one_thread_however_often_a_server_is_dialled() {
     let Authority { directory, .. } = Authority::new("localhost");
     let at = |name: &str| directory.path().join(name);

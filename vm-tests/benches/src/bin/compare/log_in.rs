@@ -13,7 +13,7 @@ use vm_tests::guest::lio::Store;
 use vm_tests::guest::loopback::ImpairedLoopback;
 use vm_tests::guest::{self, udevd};
 
-use crate::rounds::{Rounds, Way};
+use crate::rounds::{AttachMethod, Rounds};
 use crate::table;
 
 const IQN: &str = "iqn.2026-01.example:from-nothing";
@@ -92,7 +92,7 @@ impl<'a> InProcess<'a> {
     }
 }
 
-impl Way for InProcess<'_> {
+impl AttachMethod for InProcess<'_> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -167,7 +167,7 @@ impl<'a> OpenIscsi<'a> {
     }
 }
 
-impl Way for OpenIscsi<'_> {
+impl AttachMethod for OpenIscsi<'_> {
     fn name(&self) -> &'static str {
         if self.has_record {
             "iscsiadm --login; echo C T L > scan; udevadm settle"

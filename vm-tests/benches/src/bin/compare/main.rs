@@ -10,17 +10,17 @@
 )]
 
 mod at_once;
-mod flood;
 mod log_in;
 mod nbd;
 mod rounds;
 mod scale;
+mod scsi_methods;
 mod sizes;
 mod start;
 mod table;
 mod tls;
+mod udev_load;
 mod volumes;
-mod ways;
 
 use std::env;
 use std::fs;

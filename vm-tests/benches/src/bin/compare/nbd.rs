@@ -11,7 +11,7 @@ use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer};
 use vm_tests::guest::{self, udevd};
 
-use crate::rounds::{Rounds, Way};
+use crate::rounds::{AttachMethod, Rounds};
 
 /// The module's default number of devices.
 const DEVICES: u32 = 16;
@@ -52,7 +52,7 @@ struct InProcess {
     disk: String,
 }
 
-impl Way for InProcess {
+impl AttachMethod for InProcess {
     fn name(&self) -> &'static str {
         "lunbd, in the process"
     }
@@ -83,7 +83,7 @@ struct LunbdCommand {
     disk: &'static str,
 }
 
-impl Way for LunbdCommand {
+impl AttachMethod for LunbdCommand {
     fn name(&self) -> &'static str {
         "lunbd attach / detach"
     }
@@ -112,7 +112,7 @@ struct NbdClient {
     disk: &'static str,
 }
 
-impl Way for NbdClient {
+impl AttachMethod for NbdClient {
     fn name(&self) -> &'static str {
         "nbd-client; udevadm settle"
     }
@@ -143,7 +143,7 @@ struct QemuNbd {
     disk: &'static str,
 }
 
-impl Way for QemuNbd {
+impl AttachMethod for QemuNbd {
     fn name(&self) -> &'static str {
         "qemu-nbd -c; udevadm settle"
     }

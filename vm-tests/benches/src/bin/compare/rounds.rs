@@ -1,4 +1,4 @@
-//! Ways to a disk that take turns.
+//! Methods to attach a disk, measured in turns.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,16 +12,16 @@ use vm_tests::guest::own_processes::OwnProcesses;
 use vm_tests::guest::udev_arrivals::UdevArrivals;
 use vm_tests::guest::{self, UeventCounter, udevd};
 
-use crate::flood::Flood;
+use crate::udev_load::UdevLoad;
 
 /// The limit of waits that are not timed.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longer than udevd takes to raise one more event after its last.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// One way to attach and detach a disk. `attach` and `detach` return when the way takes
-/// itself for done. They return the time of each phase, as far as the way knows it.
-pub(crate) trait Way {
+/// One method to attach and detach a disk. `attach` and `detach` return when the method is
+/// done by its own account. They return the time of each phase, as far as the method knows it.
+pub(crate) trait AttachMethod {
     fn name(&self) -> &'static str;
     fn attach(&mut self) -> Vec<Phase>;
     /// The disk's name below `/sys/block`, once the disk is there with its whole size.
@@ -35,7 +35,7 @@ pub(crate) trait Way {
 pub(crate) struct Rounds<'a> {
     count: usize,
     warming: bool,
-    flood: Option<&'a Flood>,
+    load: Option<&'a UdevLoad>,
 }
 
 impl<'a> Rounds<'a> {
@@ -44,11 +44,11 @@ impl<'a> Rounds<'a> {
         Self {
             count,
             warming: true,
-            flood: None,
+            load: None,
         }
     }
 
-    /// No round before these, for ways that take minutes.
+    /// No round before these, for methods that take minutes.
     pub(crate) fn few(count: usize) -> Self {
         Self {
             warming: false,
@@ -56,17 +56,17 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Starts each attach while `flood` keeps udev's queue busy.
-    pub(crate) fn under(self, flood: &'a Flood) -> Self {
+    /// Starts each attach while `load` keeps udev's queue busy.
+    pub(crate) fn under(self, load: &'a UdevLoad) -> Self {
         Self {
-            flood: Some(flood),
+            load: Some(load),
             ..self
         }
     }
 
-    /// Attaches and detaches by each way in turn. Each round begins with another way, and
-    /// every second round goes backwards, so that no way always follows the same one.
-    pub(crate) fn take(self, ways: &mut [&mut dyn Way]) -> Vec<Row> {
+    /// Attaches and detaches by each method in turn. Each round begins with another method,
+    /// and every second round goes backwards, so that no method always follows the same one.
+    pub(crate) fn take(self, ways: &mut [&mut dyn AttachMethod]) -> Vec<Row> {
         let mut runs: Vec<Run> = ways.iter().map(|_| Run::default()).collect();
         let first = usize::from(!self.warming);
         for round in first..=self.count {
@@ -83,7 +83,7 @@ impl<'a> Rounds<'a> {
                 } else {
                     &mut runs[at]
                 };
-                run.once(ways[at], self.flood);
+                run.once(ways[at], self.load);
             }
         }
         let named = ways.iter().zip(runs);
@@ -106,12 +106,12 @@ struct Run {
 }
 
 impl Run {
-    fn once(&mut self, way: &mut dyn Way, flood: Option<&Flood>) {
+    fn once(&mut self, way: &mut dyn AttachMethod, load: Option<&UdevLoad>) {
         udevd::settle();
         let name = way.name();
         let counter = UeventCounter::start();
         let arrivals = UdevArrivals::start();
-        let flowing = flood.map(Flood::begin);
+        let running_load = load.map(UdevLoad::begin);
         let since = SystemTime::now();
         let started = OwnProcesses::start();
         let (used, start) = (machine_cpu(), Instant::now());
@@ -125,11 +125,11 @@ impl Run {
         let is_ready = || way.disk().filter(|disk| udev_handled(disk, since));
         self.attached_early += usize::from(is_ready().is_none());
         let disk = guest::wait_until(name, PATIENCE, is_ready);
-        drop(flowing);
+        drop(running_load);
 
         udevd::settle();
         let events = counter.until_quiet(QUIET);
-        let own = events.iter().filter(|event| !Flood::is_behind(event));
+        let own = events.iter().filter(|event| !UdevLoad::caused(event));
         #[expect(clippy::cast_precision_loss, reason = "some thousands")]
         self.uevents.push(own.count() as f64);
         if let Some(arrival) = arrivals.first_of(&disk, "add") {

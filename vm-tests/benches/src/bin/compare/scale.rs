@@ -94,10 +94,11 @@ fn beside(
             "{kind}: {others} others, brought in {:.1} s",
             begun.elapsed().as_secs_f64()
         );
-        let in_the_process: Way<'_> = (&|| attach(&own, wanted), &|| detach(&own, wanted));
+        let in_the_process: AttachAndDetach<'_> =
+            (&|| attach(&own, wanted), &|| detach(&own, wanted));
         let uri = wanted.to_string();
         let run = |verb: &str| drop(guest::run(&["lunbd", verb, &uri]));
-        let by_command: Way<'_> = (&|| run("attach"), &|| run("detach"));
+        let by_command: AttachAndDetach<'_> = (&|| run("attach"), &|| run("detach"));
         for (way, taken) in [in_the_process, by_command].into_iter().zip(&mut ways) {
             let beside = take(others, way, rounds);
             print(&taken.way, &beside);
@@ -107,9 +108,9 @@ fn beside(
     ways.into()
 }
 
-type Way<'a> = (&'a dyn Fn(), &'a dyn Fn());
+type AttachAndDetach<'a> = (&'a dyn Fn(), &'a dyn Fn());
 
-fn take(others: u32, (attach, detach): Way<'_>, rounds: usize) -> Beside {
+fn take(others: u32, (attach, detach): AttachAndDetach<'_>, rounds: usize) -> Beside {
     for _ in 0..WARMING {
         attach();
         udevd::settle();

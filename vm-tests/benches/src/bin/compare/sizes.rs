@@ -9,10 +9,10 @@ use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsid::{Iscsid, Session, Timeouts};
 use vm_tests::guest::lio::Store;
 
-use crate::flood::{self, Flood};
-use crate::rounds::{Rounds, Way, millis};
+use crate::rounds::{AttachMethod, Rounds, millis};
+use crate::scsi_methods::{ByHand, InProcess, WholeTarget};
 use crate::table;
-use crate::ways::{ByHand, InProcess, WholeTarget};
+use crate::udev_load::{self, UdevLoad};
 
 const SIZES: [u32; 4] = [16, 64, 256, 1024];
 /// The LUN that is attached: each target has it, and it is not the first.
@@ -56,17 +56,17 @@ pub(crate) fn measure(rounds: usize) -> Scsi {
         table::print(&title, &size.rows);
     }
 
-    let flood = Flood::new();
+    let load = UdevLoad::new();
     let busy = Busy {
         luns: BUSY.0,
-        rate: flood::RATE,
-        each_ms: whole_millis(flood::EACH),
-        lasting_ms: whole_millis(flood::LASTING),
-        busy_part: flood.busy_part(),
+        rate: udev_load::RATE,
+        each_ms: whole_millis(udev_load::EACH),
+        lasting_ms: whole_millis(udev_load::LASTING),
+        busy_part: load.busy_part(),
         rows: both(
             &engine,
             of(BUSY.0),
-            Rounds::of(rounds.min(BUSY.1)).under(&flood),
+            Rounds::of(rounds.min(BUSY.1)).under(&load),
         ),
     };
     let title = format!("SCSI, {} slow changes/s of others", busy.rate);
@@ -102,7 +102,7 @@ fn one_lun(engine: &Engine, sessions: &[Session], rounds: usize) -> Vec<Size> {
             )
         })
         .collect();
-    let mut turns: Vec<&mut dyn Way> = Vec::new();
+    let mut turns: Vec<&mut dyn AttachMethod> = Vec::new();
     for (lunbd, hand) in &mut ways {
         turns.push(lunbd);
         turns.push(hand);

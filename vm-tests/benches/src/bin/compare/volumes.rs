@@ -48,13 +48,13 @@ pub(crate) fn measure() -> Volumes {
     }
 }
 
-trait Way {
+trait VolumesMethod {
     fn name(&self) -> &'static str;
     fn attach(&mut self);
     fn detach(&mut self);
 }
 
-fn take(way: &mut impl Way) -> VolumesRow {
+fn take(way: &mut impl VolumesMethod) -> VolumesRow {
     let [mut attach, mut detach] = round(way, None);
     let syscalls = SystemCalls::of_this_process();
     let counted = round(way, Some(&syscalls));
@@ -68,7 +68,7 @@ fn take(way: &mut impl Way) -> VolumesRow {
     }
 }
 
-fn round(way: &mut impl Way, syscalls: Option<&SystemCalls>) -> [Cost; 2] {
+fn round(way: &mut impl VolumesMethod, syscalls: Option<&SystemCalls>) -> [Cost; 2] {
     let attach = cost(syscalls, || way.attach());
     assert_eq!(connected(), VOLUMES, "{}", way.name());
     let detach = cost(syscalls, || way.detach());
@@ -122,7 +122,7 @@ impl Reconciled {
     }
 }
 
-impl Way for Reconciled {
+impl VolumesMethod for Reconciled {
     fn name(&self) -> &'static str {
         "lunbd, a reconciler with its journal"
     }
@@ -147,7 +147,7 @@ struct OneByOne<'a> {
     sources: &'a [Source],
 }
 
-impl Way for OneByOne<'_> {
+impl VolumesMethod for OneByOne<'_> {
     fn name(&self) -> &'static str {
         "lunbd, one after the other"
     }
@@ -171,7 +171,7 @@ struct NbdClient<'a> {
     socket: &'a Path,
 }
 
-impl Way for NbdClient<'_> {
+impl VolumesMethod for NbdClient<'_> {
     fn name(&self) -> &'static str {
         "nbd-client; udevadm settle, one after the other"
     }

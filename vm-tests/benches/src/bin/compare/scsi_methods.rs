@@ -1,4 +1,4 @@
-//! The ways to attach one LUN of an existing iSCSI session.
+//! The methods to attach one LUN of an existing iSCSI session.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use vm_tests::guest::agent::soon;
 use vm_tests::guest::iscsid::Session;
 use vm_tests::guest::{self, udevd};
 
-use crate::rounds::Way;
+use crate::rounds::AttachMethod;
 
 const DEVICES: &str = "/sys/bus/scsi/devices";
 
@@ -27,7 +27,7 @@ impl<'a> InProcess<'a> {
     }
 }
 
-impl Way for InProcess<'_> {
+impl AttachMethod for InProcess<'_> {
     fn name(&self) -> &'static str {
         "lunbd, in the process"
     }
@@ -62,7 +62,7 @@ impl<'a> ByHand<'a> {
     }
 }
 
-impl Way for ByHand<'_> {
+impl AttachMethod for ByHand<'_> {
     fn name(&self) -> &'static str {
         "echo C T L > scan; udevadm settle"
     }
@@ -88,7 +88,7 @@ impl Way for ByHand<'_> {
     }
 }
 
-/// A way that scans the whole target for its one LUN.
+/// A method that scans the whole target for its one LUN.
 pub(crate) struct WholeTarget<'a> {
     name: &'static str,
     scan: fn(&Session),
@@ -142,7 +142,7 @@ impl<'a> WholeTarget<'a> {
     }
 }
 
-impl Way for WholeTarget<'_> {
+impl AttachMethod for WholeTarget<'_> {
     fn name(&self) -> &'static str {
         self.name
     }

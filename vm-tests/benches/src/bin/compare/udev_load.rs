@@ -18,12 +18,12 @@ const RULES: &str = "/run/udev/rules.d/99-slow-disk.rules";
 /// This file exists while udevd has something to do.
 const QUEUE: &str = "/run/udev/queue";
 
-/// Disks that change on request, and for which no way waits. The module stays loaded.
-pub(crate) struct Flood {
+/// Disks that change on request, and for which no attach waits. The module stays loaded.
+pub(crate) struct UdevLoad {
     disks: u32,
 }
 
-impl Flood {
+impl UdevLoad {
     pub(crate) fn new() -> Self {
         let disks = 16;
         guest::modprobe("null_blk", &[&format!("nr_devices={disks}"), "gb=1"]);
@@ -39,7 +39,7 @@ impl Flood {
     }
 
     /// Starts the changes. The queue is busy when this returns.
-    pub(crate) fn begin(&self) -> Flowing {
+    pub(crate) fn begin(&self) -> RunningUdevLoad {
         let disks = self.disks;
         let changes = thread::spawn(move || {
             let start = Instant::now();
@@ -56,16 +56,16 @@ impl Flood {
         guest::wait_until("udev's queue to be busy", LASTING, || {
             Path::new(QUEUE).exists().then_some(())
         });
-        Flowing(Some(changes))
+        RunningUdevLoad(Some(changes))
     }
 
-    pub(crate) fn is_behind(event: &KernelUevent) -> bool {
+    pub(crate) fn caused(event: &KernelUevent) -> bool {
         event.devpath.contains("/nullb")
     }
 
-    /// The part of a flood during which udev's queue is busy while nothing else goes on.
+    /// The part of the load during which udev's queue is busy while nothing else goes on.
     pub(crate) fn busy_part(&self) -> f64 {
-        let flowing = self.begin();
+        let running_load = self.begin();
         let start = Instant::now();
         let (mut busy, mut looks) = (0_u32, 0_u32);
         while start.elapsed() < LASTING {
@@ -73,18 +73,18 @@ impl Flood {
             looks += 1;
             thread::sleep(Duration::from_millis(5));
         }
-        drop(flowing);
+        drop(running_load);
         f64::from(busy) / f64::from(looks)
     }
 }
 
 /// The changes under way. Dropping it waits for the last of them.
-pub(crate) struct Flowing(Option<JoinHandle<()>>);
+pub(crate) struct RunningUdevLoad(Option<JoinHandle<()>>);
 
-impl Drop for Flowing {
+impl Drop for RunningUdevLoad {
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
-            thread.join().expect("the flood");
+            thread.join().expect("the changes");
         }
     }
 }

@@ -1,0 +1,69 @@
+//! Whether a failure of a SCSI detach goes away by itself.
+
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::detach::run::DetachRun;
+use crate::engine::usage::claim::FlushPolicy;
+use crate::engine::usage::{Extent, Removal, Usage};
+use crate::error::{Error, ErrorKind, Stage};
+use crate::kernel::blockdev::BlockDevice;
+
+impl DetachRun<'_> {
+    /// Whether a failure may be transient. A failed flush is not: a second one would
+    /// succeed and prove nothing.
+    pub(super) fn is_transient(&mut self, error: &Error, deadline: Deadline) -> bool {
+        match (error.stage(), error.kind()) {
+            (Some(Stage::Flush), _) => false,
+            (_, ErrorKind::Vanished) => true,
+            (Some(Stage::Claim), ErrorKind::Quarantined) => self.timed_out,
+            (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => {
+                match self.only_transient_users(deadline) {
+                    Some(passes) => {
+                        self.holder_vanished = false;
+                        passes
+                    }
+                    // The holder has released the device since, or cannot be seen at all.
+                    None => !std::mem::replace(&mut self.holder_vanished, true),
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the unit's disks are held only by its map, even one that is being removed,
+    /// or by a process that probes disks; `None` where no holder is visible.
+    fn only_transient_users(&self, deadline: Deadline) -> Option<bool> {
+        let roots = self.engine.roots();
+        let look = || {
+            let at_once = Deadline::after(Duration::ZERO);
+            let paths =
+                self.engine
+                    .paths_of(&self.unit, &self.named_devices, Vec::new(), at_once)?;
+            let map = self.map_of(&paths)?;
+            if let Some(map) = &map {
+                let below = map.paths()?;
+                let policy = FlushPolicy::Require;
+                let checked = self
+                    .engine
+                    .refuse_users_of_map(map, &below, policy, deadline);
+                return Ok(Some(checked.is_ok()));
+            }
+            let disks = paths.iter().filter_map(|path| path.disk.as_ref());
+            let disks: Vec<&BlockDevice> = disks.collect();
+            let all = self.engine.users_of_each(&disks, Extent::All, deadline)?;
+            let removal = Removal::Map {
+                beside_own_flush: false,
+            };
+            let mut one_goes = false;
+            for users in all {
+                if let Usage::Busy(_) = users.judge(roots, removal) {
+                    return Ok(Some(false));
+                }
+                one_goes |= users.has_stacked();
+            }
+            Ok::<_, Error>(one_goes.then_some(true))
+        };
+        look().unwrap_or(Some(false))
+    }
+}

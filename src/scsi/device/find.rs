@@ -1,0 +1,158 @@
+//! The search for SCSI devices in sysfs.
+
+use std::collections::BTreeSet;
+
+use super::ScsiDevice;
+use crate::error::{Error, ErrorKind, Result};
+use crate::id::{Hctl, Wwid};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sysfs};
+use crate::scsi::cached;
+
+impl ScsiDevice {
+    /// The device at this address; `None` if there is none.
+    pub fn find(roots: &Roots, hctl: Hctl) -> Result<Option<Self>> {
+        let link = roots.sysfs.join("bus/scsi/devices").join(hctl.to_string());
+        match sysfs::follow(&link)? {
+            Some(dir) => Ok(Self::at(hctl, dir)),
+            None => Ok(None),
+        }
+    }
+
+    /// The device below this disk; `None` if the disk is gone.
+    ///
+    /// # Errors
+    /// `NotSupported` if the disk is not a SCSI disk.
+    pub fn of_disk(disk: &BlockDevice) -> Result<Option<Self>> {
+        let Some(dir) = sysfs::follow(&disk.dir().join("device"))? else {
+            // A disk that is being removed loses its number first, and then this link
+            // (`drivers/base/core.c`, `device_del`).
+            return match BlockDevice::at(disk.dir())? {
+                Some(_) => Err(not_scsi(disk)),
+                None => Ok(None),
+            };
+        };
+        let name = dir.file_name().and_then(|name| name.to_str());
+        match name.and_then(|name| name.parse().ok()) {
+            Some(hctl) => Ok(Self::at(hctl, dir)),
+            None => Err(not_scsi(disk)),
+        }
+    }
+
+    /// All devices, in the order of their addresses.
+    pub fn all(roots: &Roots) -> Result<Vec<Self>> {
+        let mut devices = Vec::new();
+        let bus = roots.sysfs.join("bus/scsi/devices");
+        for name in sysfs::names(&bus)? {
+            // The bus lists hosts and targets too.
+            if let Ok(hctl) = name.parse()
+                && let Some(dir) = sysfs::follow(&bus.join(name))?
+            {
+                devices.extend(Self::at(hctl, dir));
+            }
+        }
+        devices.sort_by_key(|device| device.hctl);
+        Ok(devices)
+    }
+
+    /// The devices whose units may have a wanted name, by the strongest name in the
+    /// kernel's copies, in the order of their addresses. A device of which the kernel has
+    /// read no name is one of them. A device of another name costs three system calls.
+    pub(crate) fn candidates(
+        roots: &Roots,
+        is_wanted: impl Fn(&Wwid) -> bool,
+    ) -> Result<Vec<Self>> {
+        let mut devices = Vec::new();
+        let bus = roots.sysfs.join("bus/scsi/devices");
+        for hctl in cached::candidate_addresses(&bus, is_wanted)? {
+            if let Some(dir) = sysfs::follow(&bus.join(hctl.to_string()))? {
+                devices.extend(Self::at(hctl, dir));
+            }
+        }
+        Ok(devices)
+    }
+
+    /// The devices that the kernel is removing, whichever process asked for it. They are
+    /// off the bus, and the last write and the SYNCHRONIZE CACHE of their disk are still to
+    /// come (`drivers/base/core.c`, `device_del`). Their identity can no longer be read. A
+    /// device that is just being added looks the same, until it
+    /// [is on the bus](Self::is_on_bus).
+    pub(crate) fn being_removed(roots: &Roots) -> Result<Vec<Self>> {
+        let bus = roots.sysfs.join("bus/scsi/devices");
+        let on_bus: BTreeSet<String> = sysfs::names(&bus)?.into_iter().collect();
+        let mut being_removed = Vec::new();
+        for target in on_bus.iter().filter(|name| name.starts_with("target")) {
+            let Some(target) = sysfs::follow(&bus.join(target))? else {
+                continue;
+            };
+            for name in sysfs::names(&target)? {
+                if let Ok(hctl) = name.parse::<Hctl>()
+                    && !on_bus.contains(&name)
+                    && !bus.join(&name).exists()
+                {
+                    being_removed.extend(Self::at(hctl, target.join(name)));
+                }
+            }
+        }
+        Ok(being_removed)
+    }
+
+    /// How many commands have returned with an error, refusals included, since the device
+    /// was scanned (`drivers/scsi/scsi_lib.c`, `ioerr_cnt`); `None` if the count cannot be
+    /// read.
+    pub(crate) fn failed_commands(&self) -> Option<u64> {
+        let count = sysfs::read(&self.dir.join("ioerr_cnt")).ok()?;
+        u64::from_str_radix(count.strip_prefix("0x")?, 16).ok()
+    }
+
+    /// The other devices of the same target.
+    pub(crate) fn siblings(&self) -> Result<Vec<Self>> {
+        let Some(target) = self.dir.parent() else {
+            return Ok(Vec::new());
+        };
+        let names = sysfs::names(target)?;
+        let others = names.iter().filter_map(|name| name.parse().ok());
+        let others = others.filter(|&hctl: &Hctl| hctl != self.hctl);
+        Ok(others
+            .filter_map(|hctl| Self::at(hctl, target.join(hctl.to_string())))
+            .collect())
+    }
+
+    /// The [`siblings`](Self::siblings) whose unit may have the wanted name, as in
+    /// [`candidates`](Self::candidates).
+    pub(crate) fn sibling_candidates(&self, wanted: &Wwid) -> Result<Vec<Self>> {
+        let Some(target) = self.dir.parent() else {
+            return Ok(Vec::new());
+        };
+        let found = cached::candidate_addresses(target, |name| name == wanted)?;
+        let others = found.into_iter().filter(|&hctl| hctl != self.hctl);
+        Ok(others
+            .filter_map(|hctl| Self::at(hctl, target.join(hctl.to_string())))
+            .collect())
+    }
+}
+
+fn not_scsi(disk: &BlockDevice) -> Error {
+    let message = format!("{} is not a SCSI disk", disk.name());
+    Error::new(ErrorKind::NotSupported, message).with_path(disk.dir())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_that_loses_its_device_is_gone_and_one_that_never_had_one_is_no_scsi_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("sys/devices/virtual/block/dm-0");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("dev"), "253:0\n").unwrap();
+        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        let error = ScsiDevice::of_disk(&disk).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotSupported);
+        fs::remove_file(dir.join("dev")).unwrap();
+        assert_eq!(ScsiDevice::of_disk(&disk).unwrap(), None);
+    }
+}
