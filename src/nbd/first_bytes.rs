@@ -8,7 +8,6 @@ use std::os::fd::AsFd as _;
 use super::content;
 use super::dial::Connection;
 use super::export::Export;
-use super::known_content::KnownContent;
 use super::violation::violation;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
@@ -60,14 +59,6 @@ impl Content {
         match first {
             Ok(bytes) => Self::Read(FirstBytes::of(&bytes)),
             Err(error) => Self::Unread(error),
-        }
-    }
-
-    /// The known content of a device that has this content, with its write counter.
-    pub(crate) fn known(self, written: Option<u64>) -> Option<KnownContent> {
-        match self {
-            Self::Read(first) => Some(KnownContent { first, written }),
-            Self::Unread(_) => None,
         }
     }
 }

@@ -52,7 +52,7 @@ impl NbdReconnect {
             let written = self.device.written()?;
             let read = connection.content(deadline)?;
             differences.extend(self.other_content(engine, &read, deadline)?);
-            content = read.known(written);
+            content = KnownContent::of(read, written);
         }
         Ok(Server::new(connection, content, differences))
     }
