@@ -130,12 +130,11 @@ pub(crate) fn settle(
                 let answered = barrier
                     .as_mut()
                     .is_some_and(|barrier| barrier.is_answered(&event, by));
-                match by {
-                    Origin::Udev if answered => {
-                        return Ok(SettledDevice::of(Settled::Barrier, &event));
-                    }
-                    Origin::Kernel if answered => return Ok(SettledDevice::without_udev()),
-                    _ => {}
+                if answered {
+                    return Ok(match by {
+                        Origin::Udev => SettledDevice::of(Settled::Barrier, &event),
+                        Origin::Kernel => SettledDevice::without_udev(),
+                    });
                 }
             }
             None if deadline.has_passed() => {

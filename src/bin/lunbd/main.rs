@@ -47,7 +47,11 @@ fn main() -> ExitCode {
         Err(error) => return exit::usage(&error),
     };
     let json = arguments.json;
-    let shown = log::show(arguments.verbose, arguments.command.stays(), json);
+    let shown = log::show(
+        arguments.verbose,
+        arguments.command.runs_until_interrupted(),
+        json,
+    );
     match shown.and_then(|()| run(arguments.command, json)) {
         Ok(code) => code,
         Err(error) => exit::failure(&error, json),

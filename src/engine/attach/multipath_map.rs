@@ -104,8 +104,8 @@ impl Engine {
             wanted,
         } = map_waiter;
         timer.enter(Stage::Map);
-        let mut kind_of_none = ErrorKind::NotSupported;
-        let mut why_none = "no multipathd answers in this network namespace".to_owned();
+        let no_daemon = "no multipathd answers in this network namespace".to_owned();
+        let (mut kind_of_none, mut why_none) = (ErrorKind::NotSupported, no_daemon);
         let mut answers = Answers::default();
         if let Some(there) = &daemon {
             kind_of_none = ErrorKind::Refused;
@@ -129,21 +129,11 @@ impl Engine {
                         _ if wanted == MapPolicy::No => break None,
                         Some(daemon) if !told => {
                             told = true;
-                            let refusal = match self.users_of_paths(paths, &answers, deadline)? {
-                                None => {
-                                    match retry_once_if_restarted(|| {
-                                        answers.request_map(daemon, paths, deadline)
-                                    }) {
-                                        Err(error) if error.kind() == ErrorKind::Unreachable => {
-                                            kind_of_none = error.kind();
-                                            Some(error.to_string())
-                                        }
-                                        said => said?,
-                                    }
-                                }
-                                users => users,
-                            };
-                            why_none = refusal.unwrap_or(why_none);
+                            if let Some(none) =
+                                self.request_map(daemon, paths, &mut answers, deadline)?
+                            {
+                                (kind_of_none, why_none) = none;
+                            }
                             // The next turn looks at the map itself, whatever multipathd
                             // answered.
                             continue;
@@ -180,6 +170,26 @@ impl Engine {
             why_none: None,
             refused: answers.refused,
         })
+    }
+
+    /// Tells multipathd to make a map over these paths, unless one of them is in use. Returns
+    /// why there will be none.
+    fn request_map(
+        &self,
+        daemon: &Daemon,
+        paths: &[ProbedPath],
+        answers: &mut Answers,
+        deadline: Deadline,
+    ) -> Result<Option<(ErrorKind, String)>> {
+        if let Some(users) = self.users_of_paths(paths, answers, deadline)? {
+            return Ok(Some((ErrorKind::Refused, users)));
+        }
+        match retry_once_if_restarted(|| answers.request_map(daemon, paths, deadline)) {
+            Err(error) if error.kind() == ErrorKind::Unreachable => {
+                Ok(Some((error.kind(), error.to_string())))
+            }
+            refusal => Ok(refusal?.map(|why| (ErrorKind::Refused, why))),
+        }
     }
 
     /// Why no map may be made over these paths, where one of them is in use. The disk and

@@ -23,8 +23,6 @@ impl FromStr for NbdUri {
 fn parse(text: &str) -> Result<NbdUri, &'static str> {
     const FORMS: &str =
         "nbd://HOST[:PORT]/EXPORT, the same with nbds://, or nbd+unix:///EXPORT?socket=PATH";
-    const EXPORT: &str =
-        "an export's name of at most 4096 bytes of percent-encoded UTF-8 without a NUL";
 
     let (scheme, rest) = text.split_once("://").ok_or(FORMS)?;
     let scheme = scheme.to_ascii_lowercase();
@@ -50,41 +48,52 @@ fn parse(text: &str) -> Result<NbdUri, &'static str> {
     let export = decoded(export).and_then(|bytes| String::from_utf8(bytes).ok());
     let export = export.ok_or(EXPORT)?;
 
-    if scheme == "nbd" {
-        if query.is_some() {
-            return Err("no query after nbd://, where no key is known");
+    match scheme.as_str() {
+        "nbd" if query.is_some() => Err("no query after nbd://, where no key is known"),
+        "nbd" => {
+            let (host, port) = host_and_port(authority).ok_or("HOST or HOST:PORT after nbd://")?;
+            NbdUri::tcp(&host, port, &export).ok_or(EXPORT)
         }
-        let (host, port) = host_and_port(authority).ok_or("HOST or HOST:PORT after nbd://")?;
-        NbdUri::tcp(&host, port, &export).ok_or(EXPORT)
-    } else if scheme == "nbds" {
-        let (host, port) = host_and_port(authority).ok_or("HOST or HOST:PORT after nbds://")?;
-        let TlsQuery {
-            certificates,
-            hostname,
-        } = TlsQuery::parse(query)?;
-        let certificates = certificates
-            .as_deref()
-            .map(|path| Path::new(OsStr::from_bytes(path)));
-        let hostname = hostname.as_deref();
-        let uri = |export| NbdUri::tls(&host, port, export, certificates, hostname);
-        // If the URI is valid with an empty export, the export is wrong, else the query.
-        let expected = uri("").map_or(TLS_QUERY, |_| EXPORT);
-        uri(&export).ok_or(expected)
-    } else {
-        const SOCKET: &str =
-            "?socket=PATH and no other key, PATH from the root and of at most 107 bytes";
-        if !authority.is_empty() {
-            return Err("no host after nbd+unix://, so three slashes");
-        }
-        let socket = query.and_then(|query| query.strip_prefix("socket="));
-        let socket = socket.filter(|path| !path.contains(['&', '=', ';']));
-        let socket = socket.and_then(decoded).ok_or(SOCKET)?;
-        let socket = Path::new(OsStr::from_bytes(&socket));
-        // If the URI is valid with an empty export, the export is wrong, else the socket.
-        let expected = NbdUri::unix(socket, "").map_or(SOCKET, |_| EXPORT);
-        NbdUri::unix(socket, &export).ok_or(expected)
+        "nbds" => parse_tls(authority, query, &export),
+        _ => parse_unix(authority, query, &export),
     }
 }
+
+/// The rest of a URI that begins with `nbds://`.
+fn parse_tls(authority: &str, query: Option<&str>, export: &str) -> Result<NbdUri, &'static str> {
+    let (host, port) = host_and_port(authority).ok_or("HOST or HOST:PORT after nbds://")?;
+    let TlsQuery {
+        certificates,
+        hostname,
+    } = TlsQuery::parse(query)?;
+    let certificates = certificates
+        .as_deref()
+        .map(|path| Path::new(OsStr::from_bytes(path)));
+    let hostname = hostname.as_deref();
+    let uri = |export| NbdUri::tls(&host, port, export, certificates, hostname);
+    // If the URI is valid with an empty export, the export is wrong, else the query.
+    let expected = uri("").map_or(TLS_QUERY, |_| EXPORT);
+    uri(export).ok_or(expected)
+}
+
+/// The rest of a URI that begins with `nbd+unix://`.
+fn parse_unix(authority: &str, query: Option<&str>, export: &str) -> Result<NbdUri, &'static str> {
+    const SOCKET: &str =
+        "?socket=PATH and no other key, PATH from the root and of at most 107 bytes";
+    if !authority.is_empty() {
+        return Err("no host after nbd+unix://, so three slashes");
+    }
+    let socket = query.and_then(|query| query.strip_prefix("socket="));
+    let socket = socket.filter(|path| !path.contains(['&', '=', ';']));
+    let socket = socket.and_then(decoded).ok_or(SOCKET)?;
+    let socket = Path::new(OsStr::from_bytes(&socket));
+    // If the URI is valid with an empty export, the export is wrong, else the socket.
+    let expected = NbdUri::unix(socket, "").map_or(SOCKET, |_| EXPORT);
+    NbdUri::unix(socket, export).ok_or(expected)
+}
+
+const EXPORT: &str =
+    "an export's name of at most 4096 bytes of percent-encoded UTF-8 without a NUL";
 
 const TLS_QUERY: &str = "after nbds:// no other keys than tls-certificates=DIRECTORY, from the root, \
     and tls-hostname=NAME, each once";
