@@ -61,7 +61,7 @@ mod unread;
 mod violation;
 mod wait;
 
-pub(crate) use adoption::{Adoption, adoption, timeouts_that_mark, unmark};
+pub(crate) use adoption::{Adoption, adoption, request_timeout_of, timeouts_that_mark, unmark};
 pub(crate) use backends::Backends;
 pub use block_size::{BlockSizes, Geometry};
 pub(crate) use command::set_size;
@@ -71,8 +71,8 @@ pub(crate) use content::{
     names_differ as is_other_content,
 };
 pub use device::{Facts, Hints, NbdDevice, State};
-pub(crate) use dial::dial_for_device;
 pub use dial::{Connection, dial, discover, list_exports};
+pub(crate) use dial::{dial_for_device, give_up_after};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
 pub(crate) use first_bytes::{Content, FirstBytes};

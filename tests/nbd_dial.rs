@@ -142,6 +142,36 @@ fn an_export_whose_size_a_server_says_to_a_client_that_opens_it_is_opened_to_dis
 }
 
 #[test]
+fn an_export_that_hangs_when_it_is_opened_leaves_the_others_their_share_of_the_time() {
+    let names = ["hangs", "serves", "serves too"];
+    let list = names.map(|name| reply(OPT_LIST, REP_SERVER, &listed(name, "")));
+    let list = [list.concat(), reply(OPT_LIST, REP_ACK, b"")].concat();
+    let listing = vec![
+        Step::Send(greeting()),
+        Step::Expect(client_flags(3)),
+        Step::ExpectOption(OPT_LIST),
+        Step::Send(list),
+        Step::ExpectOption(OPT_INFO),
+        Step::Send(reply(OPT_INFO, ERR_UNSUP, b"")),
+        Step::ExpectOption(OPT_ABORT),
+    ];
+    let hangs = with(until_go(), [Step::Hang]);
+    let opened = with(until_go(), [Step::Send(go(GIB, FLAGS)), Step::ExpectClose]);
+    let server = Server::tcp_sessions(vec![listing, hangs, opened.clone(), opened]);
+    let limit = Deadline::after(Duration::from_secs(6));
+    let found = nbd::discover(server.uri("").server(), limit).unwrap();
+    let [hung, others @ ..] = &found[..] else {
+        panic!("{found:?}");
+    };
+    let error = hung.error.as_ref().unwrap();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    for export in others {
+        assert!(export.export.is_some(), "{export:?}");
+    }
+    server.finish();
+}
+
+#[test]
 fn an_export_that_a_server_refuses_to_describe_or_to_open_has_its_reason() {
     let refused = reply(OPT_INFO, ERR_POLICY, b"not you");
     let server = Server::tcp(listing("a", refused));

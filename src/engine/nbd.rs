@@ -5,4 +5,4 @@ pub(super) mod outcome;
 pub(super) mod reads;
 pub(super) mod receivers;
 pub(super) mod reconnect;
-mod same_volume;
+pub(super) mod same_volume;

@@ -38,6 +38,15 @@ pub(crate) fn timeouts_that_mark(wanted: NewTimeouts) -> NewTimeouts {
     }
 }
 
+/// The request timeout of the device whose kernel took this socket; `None` if the socket has
+/// no mark. The kernel shows the timeout nowhere else for certain: `queue/io_timeout` is 30 s
+/// for a device without one too, and anyone may write it.
+pub(crate) fn request_timeout_of(taken: &OwnedFd) -> Option<Duration> {
+    let limit = getsockopt(taken, sockopt::SendTimeout).ok()?;
+    let limit = u64::try_from(limit.num_microseconds()).ok()?;
+    Some(Duration::from_micros(limit)).filter(|limit| !limit.is_zero())
+}
+
 /// Removes the mark, so that the connection has no timeout of its own.
 ///
 /// # Errors
@@ -87,9 +96,12 @@ mod tests {
         for timeouts in [request(30), request(0), NewTimeouts::default()] {
             assert_eq!(seen(&socket, timeouts), Adoption::Taken);
         }
+        let shown = || request_timeout_of(&socket.try_clone().unwrap().into());
+        assert_eq!(shown(), Some(Duration::from_secs(30)));
         unmark(&socket.try_clone().unwrap().into()).unwrap();
         assert_eq!(seen(&socket, request(30)), Adoption::NotTaken);
         assert_eq!(socket.write_timeout().unwrap(), None);
+        assert_eq!(shown(), None);
     }
 
     #[test]

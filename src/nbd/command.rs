@@ -47,12 +47,15 @@ pub struct Timeouts {
     /// the first waiting request. After that they fail with `EIO`. With zero they fail
     /// at once. While one of several connections lives, no request waits for this.
     ///
-    /// A server that hangs causes no I/O error only if both are above zero.
+    /// A server that hangs causes no I/O error only if both are above zero. From Linux 6.14 on
+    /// a request of which only a part was sent fails nevertheless
+    /// ([guide](crate::guide::nbd#one-request-may-fail-from-linux-614-on)).
     pub dead_connection: Duration,
 }
 
 /// New timeouts of a connected device. A timeout that is `None` stays as it is in the
-/// kernel (`drivers/block/nbd.c`, `nbd_genl_reconfigure`), which shows it nowhere.
+/// kernel (`drivers/block/nbd.c`, `nbd_genl_reconfigure`). The kernel shows the request timeout
+/// on a socket that it takes in place of a dead one, and the other timeout nowhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NewTimeouts {
     /// As [`Timeouts::request`].

@@ -80,10 +80,12 @@ pub(crate) fn dial_for_device(
 ) -> Result<Connection> {
     let connection = dial(uri, deadline)?;
     if let Some(request) = request.filter(|request| !request.is_zero()) {
-        tcp::give_up_after(&connection.stream, request).map_err(|error| error.at(Stage::Dial))?;
+        give_up_after(&connection.stream, request).map_err(|error| error.at(Stage::Dial))?;
     }
     Ok(connection)
 }
+
+pub(crate) use tcp::give_up_after;
 
 /// Connects to `server` and requests its list of exports.
 ///
@@ -102,8 +104,8 @@ pub fn list_exports(server: &NbdServer, deadline: Deadline) -> Result<Vec<Listed
 ///
 /// Some servers report the size of an export only to a client that opens it: nbd-server, and
 /// those that do not know `OPT_INFO`. This opens each such export over a separate connection,
-/// one after the other, and reads nothing of it. Over TLS that needs the kernel's TLS, as in
-/// [`dial`].
+/// one after the other, and reads nothing of it. Each has an equal share of the remaining time.
+/// Over TLS that needs the kernel's TLS, as in [`dial`].
 ///
 /// # Errors
 /// Those of [`dial`] and [`discover`](handshake::discover). After a timeout, as after any
@@ -118,8 +120,11 @@ pub fn discover(server: &NbdServer, deadline: Deadline) -> Result<Vec<Discovered
         handshake::discover(&mut talk, deadline)?
     };
     drop(stream);
+    let mut left = found.iter().filter(|export| export.may_say_more()).count();
     for export in found.iter_mut().filter(|export| export.may_say_more()) {
-        match dial_export(server, &export.name, deadline) {
+        let share = deadline.remaining() / u32::try_from(left).unwrap_or(u32::MAX);
+        left -= 1;
+        match dial_export(server, &export.name, deadline.at_most(share)) {
             Ok(opened) => {
                 export.export = Some(opened.export);
                 export.error = None;

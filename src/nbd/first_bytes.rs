@@ -8,7 +8,6 @@ use std::os::fd::AsFd as _;
 use super::content;
 use super::dial::Connection;
 use super::export::Export;
-use super::known_content::KnownContent;
 use super::violation::violation;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
@@ -62,14 +61,6 @@ impl Content {
             Err(error) => Self::Unread(error),
         }
     }
-
-    /// The known content of a device that has this content, with its write counter.
-    pub(crate) fn known(self, written: Option<u64>) -> Option<KnownContent> {
-        match self {
-            Self::Read(first) => Some(KnownContent { first, written }),
-            Self::Unread(_) => None,
-        }
-    }
 }
 
 impl Connection {
@@ -91,6 +82,16 @@ impl Connection {
     pub(crate) fn first_bytes(&self, deadline: Deadline) -> Result<Answer> {
         let what = "a read of the export's first bytes";
         self.read(what, 0, &first_lengths(&self.export), deadline)
+    }
+
+    /// Reads `length` bytes at `offset`, both in whole blocks of the server.
+    ///
+    /// # Errors
+    /// Those of [`first_bytes`](Self::first_bytes).
+    pub(crate) fn bytes_at(&self, offset: u64, length: u32, deadline: Deadline) -> Result<Answer> {
+        let (_, longest, _) = sizes(&self.export);
+        let what = "a read of some blocks of the export";
+        self.read(what, offset, &in_parts(length, longest), deadline)
     }
 
     /// Reads the last block of the export.
@@ -163,7 +164,11 @@ fn sizes(export: &Export) -> (u32, u32, u64) {
 fn first_lengths(export: &Export) -> Vec<u32> {
     let (block, longest, there) = sizes(export);
     let wanted = u64::from(content::LENGTH.next_multiple_of(block));
-    let mut left = u32::try_from(wanted.min(there)).unwrap_or(0);
+    in_parts(u32::try_from(wanted.min(there)).unwrap_or(0), longest)
+}
+
+/// The lengths of requests for `left` bytes.
+fn in_parts(mut left: u32, longest: u32) -> Vec<u32> {
     let mut lengths = Vec::new();
     while left > 0 {
         let next = left.min(longest);

@@ -2,7 +2,7 @@
 
 use super::content;
 use super::device::NbdDevice;
-use super::first_bytes::FirstBytes;
+use super::first_bytes::{Content, FirstBytes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::ContentName;
 use crate::kernel::{Roots, sysfs, udev_record};
@@ -14,6 +14,17 @@ pub(crate) struct KnownContent {
     /// How many write and discard requests the kernel had completed; `None` if it did not
     /// count.
     pub(crate) written: Option<u64>,
+}
+
+impl KnownContent {
+    /// The content of a device to which this one was served, with its write counter; `None` if
+    /// it was not read.
+    pub(crate) fn of(served: Content, written: Option<u64>) -> Option<Self> {
+        match served {
+            Content::Read(first) => Some(Self { first, written }),
+            Content::Unread(_) => None,
+        }
+    }
 }
 
 impl NbdDevice {

@@ -183,6 +183,18 @@ impl Link {
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
+    /// Looks at each connection that has ended, and returns how long a reply has stayed unread
+    /// in one: the shortest time. `None` if all replies are read. Unread replies of TLS
+    /// connections are not visible.
+    pub(crate) fn unread_of_dead_for(&mut self) -> Option<Duration> {
+        if matches!(self.uri.server(), NbdServer::Tls { .. }) {
+            return None;
+        }
+        let dead = self.ends.iter_mut().filter(|end| end.has_hung_up());
+        let since = dead.filter_map(|end| end.unread.look(&end.socket)).max();
+        since.map(|since| since.elapsed())
+    }
+
     /// Ends the connections without an unread reply, if the last look has found one in
     /// another connection.
     pub(crate) fn shut_down_those_that_are_read(&mut self) {
@@ -270,7 +282,7 @@ pub(crate) fn duplicate<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -347,6 +359,19 @@ mod tests {
         // A new connection is given time to be read.
         link.shut_down_those_that_are_read();
         assert_eq!(link.state().live, 1);
+    }
+
+    #[test]
+    fn a_reply_on_a_connection_that_has_ended_is_unread_until_it_is_read() {
+        let (mut one, mut peer) = UnixStream::pair().unwrap();
+        let mut link = link(vec![one.try_clone().unwrap().into()]);
+        peer.write_all(b"reply").unwrap();
+        assert_eq!(link.unread_of_dead_for(), None);
+        drop(peer);
+        assert!(link.unread_of_dead_for().is_some());
+        assert!(link.unread_of_dead_for() > Some(Duration::ZERO));
+        one.read_exact(&mut [0; 5]).unwrap();
+        assert_eq!(link.unread_of_dead_for(), None);
     }
 
     #[test]

@@ -205,7 +205,7 @@ fn write(out: &mut dyn Write, healing: &HealReport) -> io::Result<()> {
             format!("healed; the export has {}", list(differences))
         }
         HealOutcome::Degraded(error) => {
-            format!("serves, but not over all of its connections: {error:#}")
+            format!("serves, but is not known to have all of its connections: {error:#}")
         }
         HealOutcome::DiscardedByKernel => "healthy: its old link lives".to_owned(),
         HealOutcome::GeometryChanged(differences) => {

@@ -156,11 +156,13 @@ impl Engine {
         link: &mut Link,
         deadline: Deadline,
     ) -> Result<Receives> {
-        if link.state().live < 2 {
+        let connections = link.state().live;
+        if connections < 2 {
             return Ok(Receives::OverEach);
         }
         let (reads, roots) = (&self.nbd_reads, self.roots());
-        receivers::look(reads, device, roots, || link.unread_for(), deadline)
+        let unread_for = || link.unread_for();
+        receivers::look(reads, device, roots, connections, unread_for, deadline)
     }
 
     /// The connected device of this id.

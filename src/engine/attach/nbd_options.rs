@@ -7,7 +7,8 @@ use crate::id::{BackendId, ContentName, NbdIndex, Source};
 use crate::nbd::{NewTimeouts, Timeouts};
 
 /// How an NBD source is attached and healed. With the defaults of an attach, a server that
-/// hangs or restarts causes no I/O error for five minutes. A heal keeps the timeouts of the
+/// hangs or restarts causes no I/O error for five minutes, with [one exception from Linux 6.14
+/// on](crate::guide::nbd#one-request-may-fail-from-linux-614-on). A heal keeps the timeouts of the
 /// device, except those that are set here.
 #[derive(Debug, Clone)]
 pub struct NbdOptions {

@@ -24,12 +24,15 @@ impl Engine {
     /// I/O. Servers are dialled again until `deadline`, with growing pauses: 64 at once, and
     /// if there are more devices, each in turns of two seconds.
     ///
-    /// A device that serves I/O over its other connections is read: a server that serves other
-    /// first bytes on a new connection is refused, and the device is
+    /// A device that serves I/O over its other connections is read at some places, which the
+    /// [guide](crate::guide::nbd#several-connections) lists. A server that serves other bytes
+    /// there on a new connection is refused, and the device is
     /// [`Degraded`](HealOutcome::Degraded) with `IdentityMismatch`.
     ///
     /// If another process made the connections of a device, this process does not see which
-    /// of several are dead: it dials and offers one, and closes it if none is dead.
+    /// of several are dead: it dials and offers one, and closes it if none is dead. If it can
+    /// make none, the device is [`Degraded`](HealOutcome::Degraded) too, since a connection of
+    /// it may be dead.
     ///
     /// A server that hangs without ending its connection is left to the kernel, which takes
     /// the connection for dead when a request has timed out ([`NbdOptions::io_timeout`]). A
@@ -250,7 +253,8 @@ impl Healer<'_> {
     /// Waits for the next reports and returns them: at first for every device, then for those
     /// that lose a connection, and again for each that still lacks one, until it has all or
     /// is detached. If a server answers and refuses, or serves another export, the pauses grow
-    /// up to 2 s. The result is empty if the deadline passes without a report.
+    /// up to 2 s; they are 15 to 30 s for a device that serves I/O over connections of another
+    /// process and is not known to lack one. The result is empty if the deadline passes without a report.
     ///
     /// # Errors
     /// If sysfs cannot be read.
@@ -324,9 +328,8 @@ impl Healer<'_> {
                 let reconnect = device
                     .map(|device| self.engine.reconnect(device))
                     .transpose()?;
-                if let Some(mut reconnect) = reconnect.flatten() {
-                    reconnect.link_died();
-                    self.add_device(index, reconnect);
+                if let Some(reconnect) = reconnect.flatten() {
+                    self.add_device(index, reconnect).link_died();
                 }
             }
             LinkNotice::Resync => {
@@ -339,15 +342,16 @@ impl Healer<'_> {
     }
 
     /// Adds a device. A known entry stays, unless the device has another id now.
-    fn add_device(&mut self, index: NbdIndex, reconnect: NbdReconnect) {
+    fn add_device(&mut self, index: NbdIndex, reconnect: NbdReconnect) -> &mut NbdReconnect {
         match self.disconnected.entry(index) {
-            Entry::Occupied(mut known) if !known.get().has_id_of(&reconnect) => {
-                known.insert(reconnect);
+            Entry::Occupied(known) => {
+                let known = known.into_mut();
+                if !known.has_id_of(&reconnect) {
+                    *known = reconnect;
+                }
+                known
             }
-            Entry::Occupied(_) => {}
-            Entry::Vacant(place) => {
-                place.insert(reconnect);
-            }
+            Entry::Vacant(place) => place.insert(reconnect),
         }
     }
 }

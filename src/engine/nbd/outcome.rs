@@ -16,7 +16,8 @@ use crate::nbd::Difference;
 )]
 #[non_exhaustive]
 pub enum HealOutcome {
-    /// The device answers a read: there is nothing to heal.
+    /// The device answers a read, and no connection of it is known to be dead. If another
+    /// process made several, the kernel took no further one.
     Healthy,
     /// The kernel took a new connection for each dead one, and the device answers a read.
     /// Live connections were left as they were. The list has the differences that do not
@@ -28,8 +29,10 @@ pub enum HealOutcome {
     /// show whether it took a connection: one that was offered for a dead one of this
     /// process counts as adopted.
     Adopted(Vec<Difference>),
-    /// The device answers a read, but not over all of its connections: some are dead,
-    /// and the error says why they were not replaced.
+    /// The device answers a read, but some of its connections are dead, and the error says
+    /// why they were not replaced. Or another process made several, so that they may be dead,
+    /// and the error says why no further one was made. A server that serves another volume on
+    /// a new connection is `IdentityMismatch`.
     Degraded(Error),
     /// The device answered a read late, and no connection of it was dead: the kernel did not
     /// take the new one, which was closed.

@@ -26,6 +26,7 @@ pub(in crate::engine) const UNREAD: Duration = Duration::from_secs(2);
 /// Whether the kernel receives over each connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Receives {
+    /// No reply stays in a socket.
     OverEach,
     /// A reply stays in a socket.
     NotOverEach,
@@ -51,9 +52,10 @@ impl Receives {
 }
 
 /// Reads a block over each connection, past the page cache. The kernel chooses the
-/// connection by the processor from which a request comes, so this does not read over a
-/// connection of which this process may use no processor. `unread_for` returns how long a
-/// reply has stayed unread in a socket.
+/// connection by the processor from which a request comes. So this cannot read over a
+/// connection of which this process may use no processor, and over those beyond the number of
+/// processors, of which there are `connections` together with the others. The log has how many
+/// it read over. `unread_for` returns how long a reply has stayed unread in a socket.
 ///
 /// # Errors
 /// `TimedOut` if a read has not returned by `deadline`.
@@ -61,6 +63,7 @@ pub(in crate::engine) fn look(
     reads: &NbdReads,
     device: &NbdDevice,
     roots: &Roots,
+    connections: usize,
     mut unread_for: impl FnMut() -> Duration,
     deadline: Deadline,
 ) -> Result<Receives> {
@@ -69,15 +72,12 @@ pub(in crate::engine) fn look(
     let begin = |turn| {
         let (queues, is_awaited) = (queues.clone(), Arc::downgrade(&is_awaited));
         let read = move |disk: &BlockDevice, roots: &Roots| {
-            for processors in queues {
-                // The caller no longer waits, and the device may be another one by now.
-                if is_awaited.strong_count() == 0 {
-                    break;
-                }
-                // An error is an answer too.
-                let _ = on_one_of(&processors, || disk.read_first_block(roots));
-            }
-            Ok(())
+            // Without a caller that waits, the device may be another one by now.
+            let go_on = || is_awaited.strong_count() > 0;
+            // An error is an answer too.
+            Ok(read_over(&queues, go_on, || {
+                drop(disk.read_first_block(roots));
+            }))
         };
         reads.start(device, roots, turn, read)
     };
@@ -90,7 +90,12 @@ pub(in crate::engine) fn look(
         }
         let answer = read.as_ref().and_then(|read| read.wait(turn));
         if let Some(answer) = answer {
-            return answer.map(|()| Receives::OverEach);
+            let read = answer?;
+            if read < connections {
+                let index = device.index();
+                tracing::warn!(%index, read, connections, "not every connection was read over");
+            }
+            return Ok(Receives::OverEach);
         }
         if unread_for() >= UNREAD {
             return Ok(Receives::NotOverEach);
@@ -101,6 +106,14 @@ pub(in crate::engine) fn look(
             return Err(error.with_last_seen(device.disk().describe()));
         }
     }
+}
+
+/// Calls `read` on a processor of each queue while `go_on` holds. Returns how many times: this
+/// process may use no processor of some queues.
+fn read_over(queues: &[Vec<usize>], go_on: impl Fn() -> bool, read: impl Fn()) -> usize {
+    let each = queues.iter().take_while(|_| go_on());
+    each.filter_map(|processors| on_one_of(processors, &read))
+        .count()
 }
 
 /// The processors of each hardware queue of the device. Each connection has one queue.
@@ -151,5 +164,18 @@ mod tests {
         assert_eq!(only_last, [last]);
         assert_eq!(sched_getaffinity(this_thread).unwrap(), before);
         assert_eq!(on_one_of(&[], || ()), None);
+    }
+
+    #[test]
+    fn only_the_queues_of_processors_that_this_process_may_use_count_as_read_over() {
+        let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
+        let may_use = |number: &usize| allowed.is_set(*number).unwrap();
+        let (mine, others): (Vec<_>, Vec<_>) = (0..CpuSet::count()).partition(may_use);
+        let queues = [mine.clone(), others, Vec::new(), mine];
+        let reads = std::cell::Cell::new(0);
+        let read = || reads.set(reads.get() + 1);
+        assert_eq!(read_over(&queues, || true, read), 2);
+        assert_eq!(reads.get(), 2);
+        assert_eq!(read_over(&queues, || false, read), 0);
     }
 }

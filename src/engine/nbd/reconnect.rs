@@ -17,7 +17,7 @@ use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker::Pending;
 use crate::nbd::{
-    Connection, Difference, KnownContent, NbdDevice, NewTimeouts, Reconfigure, Refusal,
+    Connection, Difference, KnownContent, LinkState, NbdDevice, NewTimeouts, Reconfigure, Refusal,
 };
 use server::{ONE_TRY, Server};
 
@@ -44,6 +44,7 @@ pub(in crate::engine) struct NbdReconnect {
     /// The kernel did not take the connection that it was offered last.
     no_slot_is_dead: bool,
     died: Option<Instant>,
+    lost: Lost,
     /// Requests fail already, so no waiting request can be lost any more.
     spent: bool,
     pauses: Backoff,
@@ -72,6 +73,7 @@ impl NbdReconnect {
             adopted: None,
             no_slot_is_dead: false,
             died: None,
+            lost: Lost::Nothing,
             spent: false,
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
             dials: 0,
@@ -103,7 +105,13 @@ impl NbdReconnect {
 
     /// Delays the next attempt: the last one failed at once, and the next would too.
     pub(in crate::engine) fn back_off(&mut self) {
-        self.next_try = Some(Instant::now() + jittered(self.pauses.pause()));
+        /// For a device that may have all of its connections.
+        const IF_UNSURE: Duration = Duration::from_secs(30);
+        let pause = match self.lost {
+            Lost::Perhaps => IF_UNSURE,
+            Lost::Nothing | Lost::One => self.pauses.pause(),
+        };
+        self.next_try = Some(Instant::now() + jittered(pause));
     }
 
     /// When the next attempt may begin; `None` if it may begin now.
@@ -119,6 +127,9 @@ impl NbdReconnect {
     /// Notes that a link of it has died.
     pub(super) fn link_died(&mut self) {
         self.died.get_or_insert_with(Instant::now);
+        if std::mem::replace(&mut self.lost, Lost::One) == Lost::Perhaps {
+            self.next_try = None;
+        }
     }
 
     /// Heals the device, or reports by `deadline` what prevents it.
@@ -136,6 +147,9 @@ impl NbdReconnect {
         if outcome.serves() {
             self.died = None;
             self.spent = false;
+            if !matches!(outcome, HealOutcome::Degraded(_)) {
+                self.lost = Lost::Nothing;
+            }
         }
         if let HealOutcome::Adopted(differences) = &outcome {
             self.note_other_content(engine, differences);
@@ -187,12 +201,11 @@ impl NbdReconnect {
         }
         let state = self.link_state(engine)?;
         let may_lack_some = (state.is_redundant() || state.more) && !state.is_whole();
-        if state.dead > 0 || may_lack_some {
-            let failure = self.fill(engine, deadline)?;
-            let dead = self.link_state(engine)?.dead;
-            if let Some(failure) = failure.filter(|_| dead > 0) {
-                return Ok(HealOutcome::Degraded(failure));
-            }
+        if (state.dead > 0 || may_lack_some)
+            && let Some(failure) = self.fill(engine, deadline)?
+            && let Some(lack) = self.lack(self.link_state(engine)?, failure)
+        {
+            return Ok(HealOutcome::Degraded(lack));
         }
         if self.adopted.is_some()
             && let Some(failure) = self.receive_over_each(engine, deadline)?
@@ -201,6 +214,29 @@ impl NbdReconnect {
         }
         let adopted = self.adopted.take();
         Ok(adopted.map_or(HealOutcome::Healthy, HealOutcome::Adopted))
+    }
+
+    /// Why a device that serves I/O is not known to have all of its connections, after
+    /// `failure` prevented a further one. `None` if it may well have no more than one.
+    fn lack(&mut self, state: LinkState, failure: Error) -> Option<Error> {
+        if state.dead > 0 {
+            return Some(failure);
+        }
+        let leads_elsewhere = failure.kind() == ErrorKind::IdentityMismatch;
+        if !state.is_redundant() && !leads_elsewhere {
+            return None;
+        }
+        if self.lost == Lost::Nothing {
+            self.lost = Lost::Perhaps;
+        }
+        let message = format!(
+            "nbd{} serves I/O, and is not known to have all of its connections: another process \
+             may have made some, and no further one can be made",
+            self.index()
+        );
+        let error = Error::new(failure.kind(), message);
+        let error = error.at(failure.stage().unwrap_or(Stage::Dial));
+        Some(error.caused_by(failure))
     }
 
     /// Gives a device whose I/O waits or fails new connections until a read comes back.
@@ -377,6 +413,16 @@ impl NbdReconnect {
         );
         Err(Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure))
     }
+}
+
+/// What is known of connections that the device has lost and that were not replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    Nothing,
+    /// It serves I/O, and could get no further connection.
+    Perhaps,
+    /// The kernel or a read has shown one.
+    One,
 }
 
 /// The result of the read.

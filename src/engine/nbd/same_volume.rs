@@ -1,49 +1,142 @@
-//! Checks whether a new connection leads to the device's volume: it reads the device over
-//! the connections that the device has, and the volume over the new one.
+//! Checks whether two connections lead to one volume: those that a device has and a new one,
+//! or two new ones.
 //!
-//! The check may not write, and other processes may write meanwhile. So it reads the device
-//! before and after: each connection to the volume serves the bytes that did not change
-//! meanwhile. A server that allows several connections shares one cache among them
-//! (`proto.md`, `NBD_FLAG_CAN_MULTI_CONN`). For other servers the names of the content decide.
+//! No check of a few bytes proves that two volumes are one: it compares the first 68 KiB and
+//! some [blocks](Places) that it chooses anew each time. It may not write, and other processes
+//! may write meanwhile. So it reads the old side before and after the new one: each connection
+//! to the volume serves the bytes that did not change meanwhile. A server that allows several
+//! connections shares one cache among them (`proto.md`, `NBD_FLAG_CAN_MULTI_CONN`). For other
+//! servers the names of the content decide.
+
+mod places;
 
 use std::time::Duration;
 
+pub(in crate::engine) use self::places::Places;
+use self::places::{Sample, first_difference_of};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::NbdIndex;
-use crate::kernel::blockdev::BlockDevice;
-use crate::nbd::{self, Connection, FirstBytes, NbdDevice, is_other_content, spelt_content};
+use crate::id::{NbdIndex, NbdUri};
+use crate::nbd::{Connection, FirstBytes, NbdDevice, is_other_content, spelt_content};
 
-/// The verdict from two reads of a device and one of a new connection between them.
+/// The verdict from two reads of the old side and one of the new side between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Same,
     Other,
-    /// The device was written to meanwhile.
-    Unclear {
-        /// The new connection leads to content with a name that the device has.
-        keeps_a_name: bool,
-    },
+    /// The volume was written to meanwhile, or one side could not be read.
+    Unclear,
 }
 
-fn judge(before: &[u8], new: &[u8], after: &[u8], shares_cache: bool) -> Verdict {
-    let agrees = |bytes: &[u8]| first_difference(bytes, new).is_none();
-    if agrees(before) || agrees(after) {
+fn judge(before: &Sample, new: &Sample, after: &Sample, shares_cache: bool) -> Verdict {
+    if !shares_cache {
+        return judge_without_shared_cache(before, new, after);
+    }
+    let mut verdict = Verdict::Same;
+    for place in 0..new.count() {
+        let agrees = |old: &Sample| old.agrees_at(new, place);
+        if agrees(before) || agrees(after) {
+            continue;
+        }
+        let are_read = [before, new, after].iter().all(|side| side.has(place));
+        if are_read && before.agrees_at(after, place) {
+            return Verdict::Other;
+        }
+        verdict = Verdict::Unclear;
+    }
+    verdict
+}
+
+/// What one connection has written may be in the cache of that connection alone, so only the
+/// first bytes are compared, and a common name is enough.
+fn judge_without_shared_cache(before: &Sample, new: &Sample, after: &Sample) -> Verdict {
+    const FIRST: usize = 0;
+    if before.agrees_at(new, FIRST) || after.agrees_at(new, FIRST) {
         return Verdict::Same;
     }
-    let (had, has) = (nbd::content_names(after), nbd::content_names(new));
-    let keeps_a_name = !had.is_empty() && !is_other_content(&has, &had);
-    match before == after {
-        true if keeps_a_name && !shares_cache => Verdict::Same,
-        true => Verdict::Other,
-        false => Verdict::Unclear { keeps_a_name },
+    let (had, has) = (after.names(), new.names());
+    if !had.is_empty() && !is_other_content(&has, &had) {
+        return Verdict::Same;
     }
+    if before.agrees_at(after, FIRST) {
+        return Verdict::Other;
+    }
+    Verdict::Unclear
 }
 
-/// The first position at which the bytes that both have differ.
-fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
-    one.iter().zip(other).position(|(one, other)| one != other)
+/// What the comparison of an old side and a new one has shown.
+enum Compared {
+    /// The new side served the bytes of the old one.
+    Same {
+        new: Sample,
+    },
+    Other {
+        old: Sample,
+        new: Sample,
+    },
+    /// Each try was unclear.
+    Unclear,
+}
+
+/// Compares what both sides serve until it is clear.
+fn compare(
+    mut read_old: impl FnMut() -> Result<Sample>,
+    mut read_new: impl FnMut() -> Result<Sample>,
+    shares_cache: bool,
+    deadline: Deadline,
+) -> Result<Compared> {
+    const MOST_TRIES: u32 = 5;
+    let mut pauses = Backoff::new(Duration::from_millis(10), Duration::from_millis(200));
+    for _ in 0..MOST_TRIES {
+        let before = read_old()?;
+        let new = read_new()?;
+        if before.agrees(&new) {
+            return Ok(Compared::Same { new });
+        }
+        let after = read_old()?;
+        match judge(&before, &new, &after, shares_cache) {
+            Verdict::Same => return Ok(Compared::Same { new }),
+            Verdict::Other => return Ok(Compared::Other { old: after, new }),
+            Verdict::Unclear => deadline.pause(pauses.pause()),
+        }
+    }
+    Ok(Compared::Unclear)
+}
+
+/// Compares the volumes to which two new connections lead.
+///
+/// # Errors
+/// `IdentityMismatch` at stage `identify` if they are two; `NotReady` if that stays unclear;
+/// those of the reads.
+pub(in crate::engine) fn require_one_volume(
+    first: &Connection,
+    second: &Connection,
+    uri: &NbdUri,
+    deadline: Deadline,
+) -> Result<()> {
+    let places = Places::choose(&first.export, first.export.size)?;
+    let read = |connection| places.read_over(connection, deadline);
+    match compare(|| read(first), || read(second), true, deadline)? {
+        Compared::Same { .. } => Ok(()),
+        Compared::Other { old, new } => {
+            let message = format!(
+                "the server of {uri} serves different volumes over two connections: one has {}, \
+                 the other has {}; {}",
+                spelt_content(&old.names()),
+                spelt_content(&new.names()),
+                where_they_differ(&places, &old, &new),
+            );
+            Err(is_another(message, &new))
+        }
+        Compared::Unclear => {
+            let message = format!(
+                "the bytes of {uri} change with each read, or a connection does not serve all of \
+                 them: its server is not known to serve one volume over both connections"
+            );
+            Err(Error::new(ErrorKind::NotReady, message).at(Stage::Identify))
+        }
+    }
 }
 
 impl Engine {
@@ -52,44 +145,40 @@ impl Engine {
     ///
     /// # Errors
     /// `IdentityMismatch` at stage `identify` if it is another volume; `NotReady` if either
-    /// read fails, or if the device is written to all the time and has no name; `TimedOut` if
-    /// the device does not answer.
+    /// first read fails, or if the comparison stays unclear; `TimedOut` if the device does not
+    /// answer.
     pub(in crate::engine) fn require_same_volume(
         &self,
         device: &NbdDevice,
         connection: &Connection,
         deadline: Deadline,
     ) -> Result<FirstBytes> {
-        const MOST_TRIES: u32 = 5;
-        let mut pauses = Backoff::new(Duration::from_millis(10), Duration::from_millis(200));
         let index = device.index();
         let shares_cache = connection.export.can_multi_conn();
-        let mut before = self.first_bytes_of(device, deadline)?;
-        let mut tries = 0;
-        loop {
-            let answer = connection.first_bytes(deadline)?;
-            let new = answer.map_err(|error| unread(index, error))?;
-            if first_difference(&before, &new).is_none() {
-                return Ok(FirstBytes::of(&new));
+        let places = Places::choose(&connection.export, device.disk().size()?)?;
+        let old = || self.sample_of(device, &places, deadline);
+        let new = || {
+            let sample = places.read_over(connection, deadline)?;
+            sample.require_first(|error| unread(index, error))
+        };
+        match compare(old, new, shares_cache, deadline)? {
+            Compared::Same { new } => Ok(new.first_bytes()),
+            Compared::Other { old, new } => {
+                let message = format!(
+                    "the server of nbd{index} serves another volume on a new connection: that \
+                     has {}, and the device has {}; {}",
+                    spelt_content(&new.names()),
+                    spelt_content(&old.names()),
+                    where_they_differ(&places, &old, &new),
+                );
+                Err(is_another(message, &new))
             }
-            let after = self.first_bytes_of(device, deadline)?;
-            tries += 1;
-            match judge(&before, &new, &after, shares_cache) {
-                Verdict::Other => return Err(is_another(index, &after, &new)),
-                Verdict::Unclear { .. } if tries < MOST_TRIES => {}
-                Verdict::Unclear {
-                    keeps_a_name: false,
-                } => return Err(always_written(index)),
-                Verdict::Same | Verdict::Unclear { .. } => return Ok(FirstBytes::of(&new)),
-            }
-            deadline.pause(pauses.pause());
-            before = self.first_bytes_of(device, deadline)?;
+            Compared::Unclear => Err(stays_unclear(index)),
         }
     }
 
-    fn first_bytes_of(&self, device: &NbdDevice, deadline: Deadline) -> Result<Vec<u8>> {
-        let length = usize::try_from(nbd::CONTENT_LENGTH).unwrap_or(usize::MAX);
-        let read = move |disk: &BlockDevice, roots: &_| disk.read_first_bytes(roots, length);
+    fn sample_of(&self, device: &NbdDevice, places: &Places, deadline: Deadline) -> Result<Sample> {
+        let read = places.read_of_device();
         let read = self.nbd_reads.start(device, self.roots(), deadline, read)?;
         let answer = read.and_then(|read| read.wait(deadline));
         answer.unwrap_or_else(|| {
@@ -103,17 +192,17 @@ impl Engine {
     }
 }
 
-fn is_another(index: NbdIndex, has: &[u8], new: &[u8]) -> Error {
-    let at = first_difference(has, new).unwrap_or_default();
-    let message = format!(
-        "the server of nbd{index} serves another volume on a new connection: that has {}, and the \
-         device has {}; they differ from byte {at} on",
-        spelt_content(&nbd::content_names(new)),
-        spelt_content(&nbd::content_names(has)),
-    );
+fn is_another(message: String, new: &Sample) -> Error {
     Error::new(ErrorKind::IdentityMismatch, message)
         .at(Stage::Identify)
-        .with_found(&nbd::content_names(new))
+        .with_found(&new.names())
+}
+
+fn where_they_differ(places: &Places, old: &Sample, new: &Sample) -> String {
+    match first_difference_of(places, old, new) {
+        Some(at) => format!("they differ in byte {at}"),
+        None => "they differ".to_owned(),
+    }
 }
 
 fn unread(index: NbdIndex, error: u32) -> Error {
@@ -124,10 +213,10 @@ fn unread(index: NbdIndex, error: u32) -> Error {
     Error::new(ErrorKind::NotReady, message).at(Stage::Identify)
 }
 
-fn always_written(index: NbdIndex) -> Error {
+fn stays_unclear(index: NbdIndex) -> Error {
     let message = format!(
-        "the first bytes of nbd{index} change with each read and have no name: its server is not \
-         known to serve the same volume on a new connection"
+        "the bytes of nbd{index} change with each read, or a read of a block fails on one side: \
+         its server is not known to serve the same volume on a new connection"
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Identify)
 }
@@ -137,12 +226,16 @@ mod tests {
     use super::*;
 
     /// The first bytes of an ext4 file system with this UUID and this count of mounts.
-    fn ext4(uuid: u8, mounts: u8) -> Vec<u8> {
+    fn ext4(uuid: u8, mounts: u8) -> Sample {
         let mut bytes = vec![0; 4096];
         bytes[1080..1082].copy_from_slice(&[0x53, 0xef]);
         bytes[1128..1144].copy_from_slice(&[uuid; 16]);
         bytes[1076] = mounts;
-        bytes
+        Sample::of(&bytes, &[])
+    }
+
+    fn unnamed(with: u8) -> Sample {
+        Sample::of(&[with; 4096], &[])
     }
 
     #[test]
@@ -154,8 +247,7 @@ mod tests {
             // Written once, before or after the new connection was read.
             assert_eq!(judge(&one, &one, &again, shares_cache), Verdict::Same);
             assert_eq!(judge(&one, &again, &again, shares_cache), Verdict::Same);
-            // Neither has a name.
-            let (two, three) = ([2; 4096], [3; 4096]);
+            let (two, three) = (unnamed(2), unnamed(3));
             assert_eq!(judge(&two, &three, &two, shares_cache), Verdict::Other);
         }
         // A copy of an image has the image's names. What one connection has written may be in
@@ -165,24 +257,74 @@ mod tests {
     }
 
     #[test]
-    fn the_error_has_the_names_of_the_volume_on_the_new_connection() {
-        let error = is_another("7".parse().unwrap(), &ext4(1, 1), &ext4(2, 1));
-        assert_eq!(error.found(), ["fs.02020202-0202-0202-0202-020202020202"]);
+    fn one_block_that_differs_shows_another_volume_and_one_that_is_written_to_hides_none() {
+        let sample = |blocks: [Option<u8>; 3]| Sample::of(&[0; 4096], &blocks);
+        let all = [Some(1), Some(1), Some(1)];
+        for (before, new, after, verdict) in [
+            (all, all, all, Verdict::Same),
+            (all, [Some(1), Some(2), Some(1)], all, Verdict::Other),
+            // The second block is written to all the time.
+            (
+                all,
+                [Some(1), Some(2), Some(1)],
+                [Some(1), Some(3), Some(1)],
+                Verdict::Unclear,
+            ),
+            (
+                all,
+                [Some(1), Some(2), Some(2)],
+                [Some(1), Some(3), Some(1)],
+                Verdict::Other,
+            ),
+            // Nothing contradicts where neither side can be read.
+            ([None; 3], [None; 3], [None; 3], Verdict::Same),
+            (all, [Some(1), None, Some(1)], all, Verdict::Unclear),
+            ([None; 3], all, [None; 3], Verdict::Unclear),
+        ] {
+            let [before, new, after] = [before, new, after].map(sample);
+            assert_eq!(judge(&before, &new, &after, true), verdict);
+        }
     }
 
     #[test]
-    fn bytes_that_change_meanwhile_prove_nothing_alone() {
+    fn bytes_that_change_meanwhile_prove_nothing_and_a_name_is_enough_without_a_shared_cache() {
         let (first, second, third) = (ext4(1, 1), ext4(1, 2), ext4(1, 3));
-        let unclear = |keeps_a_name| Verdict::Unclear { keeps_a_name };
-        assert_eq!(judge(&first, &second, &third, true), unclear(true));
-        assert_eq!(judge(&first, &ext4(2, 2), &third, true), unclear(false));
-        let (one, two, three) = ([1; 4096], [2; 4096], [3; 4096]);
-        assert_eq!(judge(&one, &two, &three, true), unclear(false));
+        assert_eq!(judge(&first, &second, &third, true), Verdict::Unclear);
+        assert_eq!(judge(&first, &second, &third, false), Verdict::Same);
+        assert_eq!(judge(&first, &ext4(2, 2), &third, false), Verdict::Unclear);
+        let [one, two, three] = [1, 2, 3].map(unnamed);
+        assert_eq!(judge(&one, &two, &three, false), Verdict::Unclear);
+    }
+
+    /// Compares a side whose reads return these samples in turn with one that serves `new`.
+    fn compared(old: &[(u8, u8)], new: (u8, u8)) -> (Compared, usize) {
+        let mut reads = 0;
+        let of = |(uuid, mounts): (u8, u8)| Ok(ext4(uuid, mounts));
+        let read_old = || {
+            reads += 1;
+            of(old[(reads - 1) % old.len()])
+        };
+        let limit = Deadline::after(Duration::from_secs(20));
+        let compared = compare(read_old, || of(new), true, limit).unwrap();
+        (compared, reads)
     }
 
     #[test]
-    fn a_device_that_is_shorter_than_the_read_is_compared_as_far_as_it_goes() {
-        assert_eq!(first_difference(&[1, 2], &[1, 2, 3]), None);
-        assert_eq!(first_difference(&[1, 2], &[1, 3, 3]), Some(1));
+    fn a_side_that_is_written_to_is_read_again_and_one_that_always_is_stays_unclear() {
+        let (same, reads) = compared(&[(1, 1)], (1, 1));
+        assert!(matches!(same, Compared::Same { .. }) && reads == 1);
+        let (same, reads) = compared(&[(1, 1), (1, 2), (1, 3)], (1, 3));
+        assert!(matches!(same, Compared::Same { .. }) && reads == 3);
+        let (other, reads) = compared(&[(1, 1), (1, 2), (1, 3), (1, 3)], (1, 4));
+        assert!(matches!(other, Compared::Other { .. }) && reads == 4);
+        // Its names agree, and yet the new side may be a copy.
+        let (unclear, reads) = compared(&[(1, 1), (1, 2)], (1, 3));
+        assert!(matches!(unclear, Compared::Unclear) && reads == 10);
+    }
+
+    #[test]
+    fn the_error_has_the_names_of_the_volume_on_the_new_connection() {
+        let error = is_another("another".to_owned(), &ext4(2, 1));
+        assert_eq!(error.found(), ["fs.02020202-0202-0202-0202-020202020202"]);
     }
 }

@@ -1,7 +1,8 @@
 //! Reads of a block device, past the page cache.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
 
 use memmap2::MmapMut;
 use nix::fcntl::OFlag;
@@ -31,6 +32,29 @@ impl BlockDevice {
         self.read(roots, length, |_, _| 0)
     }
 
+    /// Reads `length` bytes at each of these offsets, past the page cache; `None` where the
+    /// device answers with an error. All are whole pages and logical blocks. **Blocks** for as
+    /// long as the device does.
+    ///
+    /// # Errors
+    /// If the device cannot be opened.
+    pub(crate) fn read_at_each(
+        &self,
+        roots: &Roots,
+        offsets: &[u64],
+        length: usize,
+    ) -> Result<Vec<Option<Vec<u8>>>> {
+        let node = self.node(roots);
+        let failed = |error: &std::io::Error| Error::io("cannot read", &node, error);
+        let mut buffer = MmapMut::map_anon(length).map_err(|error| failed(&error))?;
+        let file = open_past_cache(&node).map_err(|error| failed(&error))?;
+        let read_at = |offset: &u64| {
+            let read = file.read_exact_at(&mut buffer, *offset);
+            read.ok().map(|()| buffer.to_vec())
+        };
+        Ok(offsets.iter().map(read_at).collect())
+    }
+
     /// Reads at the offset that `place` returns for the device's size and the length to
     /// read.
     fn read(
@@ -45,11 +69,7 @@ impl BlockDevice {
         let node = self.node(roots);
         let failed = |error: &std::io::Error| Error::io("cannot read", &node, error);
         let mut buffer = MmapMut::map_anon(length).map_err(|error| failed(&error))?;
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlag::O_DIRECT.bits())
-            .open(&node)
-            .map_err(|error| failed(&error))?;
+        let file = open_past_cache(&node).map_err(|error| failed(&error))?;
         let size = self.size()?;
         let wanted = length.min(usize::try_from(size).unwrap_or(length));
         let (block, _) = buffer.split_at_mut(wanted);
@@ -58,6 +78,12 @@ impl BlockDevice {
             .map_err(|error| failed(&error))?;
         Ok(block.to_vec())
     }
+}
+
+fn open_past_cache(node: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(OFlag::O_DIRECT.bits());
+    options.open(node)
 }
 
 /// The length of a read past the page cache: whole logical blocks, whatever the page size,

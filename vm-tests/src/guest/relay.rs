@@ -19,7 +19,8 @@ pub struct Relay {
 #[derive(Debug)]
 struct Shared {
     ends: AtomicBool,
-    leads_to: Mutex<SocketAddr>,
+    /// New connections lead to these servers in turns.
+    leads_to: Mutex<Vec<SocketAddr>>,
     /// New connections carry one NBD request, and hold the next.
     holds: AtomicBool,
     has_held: AtomicBool,
@@ -53,7 +54,7 @@ impl Relay {
         let address = listener.local_addr().expect("the port's number");
         let shared = Arc::new(Shared {
             ends: AtomicBool::new(false),
-            leads_to: Mutex::new(address_of(server)),
+            leads_to: Mutex::new(vec![address_of(server)]),
             holds: AtomicBool::new(false),
             has_held: AtomicBool::new(false),
             carried: Mutex::default(),
@@ -80,7 +81,13 @@ impl Relay {
 
     /// Connects new connections to `server`. Existing ones continue unchanged.
     pub fn lead_to(&self, server: &NbdServer) {
-        *self.shared.leads_to.lock().expect("where it leads") = address_of(server);
+        self.lead_in_turns_to(&[server]);
+    }
+
+    /// Connects one new connection to the first server, the next one to the second, and so on.
+    pub fn lead_in_turns_to(&self, servers: &[&NbdServer]) {
+        let addresses = servers.iter().map(|server| address_of(server));
+        *self.shared.leads_to.lock().expect("where it leads") = addresses.collect();
     }
 
     /// Whether new connections carry one NBD request to the server and hold back the others,
@@ -142,7 +149,12 @@ fn address_of(server: &NbdServer) -> SocketAddr {
 
 /// Carries both directions, each on a thread that ends with the connection.
 fn carry(client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
-    let server = TcpStream::connect(*shared.leads_to.lock().expect("where it leads"))?;
+    let address = {
+        let mut leads_to = shared.leads_to.lock().expect("where it leads");
+        leads_to.rotate_left(1);
+        *leads_to.last().expect("a server")
+    };
+    let server = TcpStream::connect(address)?;
     let has_ended = Arc::new(AtomicBool::new(false));
     let holds = shared.holds.load(Ordering::Relaxed);
     for (mut from, mut to, holds) in [

@@ -3,11 +3,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use lunbd::engine::{HealOutcome, HealReport, NbdOptions};
 use lunbd::id::{ContentName, VolumeId};
 use lunbd::nbd::Difference;
+use lunbd::reconcile::{Desired, Event, Options, Reconciler};
 use lunbd::uevent::Mode;
 use lunbd::{AttachRequest, Engine, Roots, Source};
 use vm_tests::guest;
@@ -146,39 +149,51 @@ fn a_volume_whose_writes_the_kernel_does_not_count_is_known_by_udevs_record() {
     assert!(first.detach(source, soon()).unwrap().changed);
 }
 
+fn volume() -> VolumeId {
+    "pvc-1".parse().unwrap()
+}
+
+/// An engine that sees no event and no record of udev.
+fn without_udev(run: &Directory) -> Engine {
+    let run = run.to_path_buf();
+    let engine = Engine::start(Roots {
+        run,
+        ..Roots::default()
+    });
+    let engine = engine.expect("an engine");
+    assert_eq!(engine.hub().mode(), Mode::KernelOnly);
+    engine
+}
+
+/// A process attaches the volume of a journal, and ends.
+fn attach_and_end(run: &Directory, journals: &Directory, source: &Source, name: &ContentName) {
+    let engine = without_udev(run);
+    let journal = engine.open_journal_at(journals, soon()).unwrap();
+    let attached = engine.attach_volume(&journal, &volume(), &request(source), soon());
+    assert_eq!(
+        attached.unwrap().content(),
+        Some(std::slice::from_ref(name))
+    );
+}
+
 #[test]
 fn without_udev_a_later_process_compares_a_server_with_the_journals_names() {
     let _module = NbdModule::with_backend_ids(1);
-    let ((volume, name), (other, others_name)) = (formatted(), formatted());
+    let ((right, name), (other, others_name)) = (formatted(), formatted());
     let (at, journals, run) = (At::tcp(), Directory::new("journal"), Directory::new("run"));
-    let volume_id: VolumeId = "pvc-1".parse().unwrap();
     let source = source_of(&at);
-    let without_udev = || {
-        let run = run.to_path_buf();
-        let engine = Engine::start(Roots {
-            run,
-            ..Roots::default()
-        });
-        let engine = engine.expect("an engine");
-        assert_eq!(engine.hub().mode(), Mode::KernelOnly);
-        engine
-    };
     let healed = || {
-        let agent = without_udev();
+        let agent = without_udev(&run);
         let journal = agent.open_journal_at(&journals, soon()).unwrap();
-        let record = journal.record(&volume_id).unwrap();
+        let record = journal.record(&volume()).unwrap();
         let mut reconnect = agent.reconnect_handle_of(&record).unwrap();
         reconnect.proceed(&agent, soon()).outcome
     };
-    let mut server = serve(&at, &volume);
-    let first = without_udev();
-    let journal = first.open_journal_at(&journals, soon()).unwrap();
-    let attached = first.attach_volume(&journal, &volume_id, &request(&source), soon());
-    assert_eq!(attached.unwrap().content(), Some(&[name.clone()][..]));
-    drop((journal, first));
+    let mut server = serve(&at, &right);
+    attach_and_end(&run, &journals, &source, &name);
     server.kill();
     drop(server);
-    let mut server = serve(&at, &volume);
+    let mut server = serve(&at, &right);
     let outcome = healed();
     assert!(is_taken_with(&outcome, &[]), "{outcome:?}");
     server.kill();
@@ -187,5 +202,47 @@ fn without_udev_a_later_process_compares_a_server_with_the_journals_names() {
     let outcome = healed();
     let told = [content(&[name], &[others_name], false)];
     assert!(is_taken_with(&outcome, &told), "{outcome:?}");
-    assert!(without_udev().detach(source, soon()).unwrap().changed);
+    assert!(without_udev(&run).detach(source, soon()).unwrap().changed);
+}
+
+/// Stops the reconciler, also if the test fails: otherwise its thread would block the test.
+struct Stop<'a>(&'a Reconciler);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+#[test]
+fn without_udev_a_reconciler_that_was_restarted_tells_of_other_content_with_both_names() {
+    let _module = NbdModule::with_backend_ids(1);
+    let ((right, name), (other, others_name)) = (formatted(), formatted());
+    let (at, journals, run) = (At::tcp(), Directory::new("journal"), Directory::new("run"));
+    let source = source_of(&at);
+    let mut server = serve(&at, &right);
+    attach_and_end(&run, &journals, &source, &name);
+    server.kill();
+    drop(server);
+    let _other = serve(&at, &other);
+    let agent = Arc::new(without_udev(&run));
+    let journal = agent.open_journal_at(&journals, soon()).unwrap();
+    let reconciler = Reconciler::new(agent, journal, Options::default());
+    let mut events = reconciler.subscribe();
+    let mut desired = Desired::default();
+    desired.insert(volume(), &request(&source)).unwrap();
+    reconciler.set(desired);
+    thread::scope(|scope| {
+        let running = scope.spawn(|| reconciler.run());
+        let stop = Stop(&reconciler);
+        let (from, to) = loop {
+            if let Event::ContentDiffers { from, to, .. } = events.next(soon()).unwrap().event {
+                break (from, to);
+            }
+        };
+        assert_eq!((from, to), (vec![name], vec![others_name]));
+        drop(stop);
+        running.join().unwrap().unwrap();
+    });
+    assert!(without_udev(&run).detach(source, soon()).unwrap().changed);
 }

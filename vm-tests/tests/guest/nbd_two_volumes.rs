@@ -8,7 +8,8 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use lunbd::engine::{HealOutcome, HealReport, NbdOptions, ResizeRequest};
+use lunbd::engine::{HealOutcome, HealReport, Healer, NbdOptions, ResizeRequest};
+use lunbd::error::Stage;
 use lunbd::{AttachRequest, Deadline, Engine, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
@@ -43,6 +44,16 @@ fn unnamed(size: u64, with: u8) -> Store {
     let mut file = OpenOptions::new().write(true).open(store.path()).unwrap();
     file.write_all(&[with; 4096]).unwrap();
     store
+}
+
+/// A store that has the first MiB of `original`, and other bytes behind it.
+fn copy_of_first_mib(original: &Store) -> Store {
+    const MIB: usize = 1 << 20;
+    let mut bytes = fs::read(original.path()).unwrap();
+    bytes[MIB..].iter_mut().for_each(|byte| *byte ^= 0xa5);
+    let copy = Store::sparse(0);
+    fs::write(copy.path(), bytes).unwrap();
+    copy
 }
 
 fn options(connections: u16) -> NbdOptions {
@@ -149,6 +160,14 @@ fn a_heal_never_replaces_a_dead_nbdkit_connection_by_one_to_another_volume() {
 }
 
 #[test]
+fn a_heal_never_replaces_a_dead_connection_by_one_to_a_volume_with_the_same_first_mib() {
+    let _module = NbdModule::with_backend_ids(1);
+    let right = formatted(SMALL);
+    let wrong = copy_of_first_mib(&right);
+    a_dead_connection_is_replaced_by_none_to_another_volume(nbdkit, &right, &wrong);
+}
+
+#[test]
 fn a_heal_never_replaces_a_dead_qemu_nbd_connection_by_one_to_another_volume() {
     let _module = NbdModule::with_backend_ids(1);
     let (right, wrong) = (formatted(SMALL), formatted(SMALL));
@@ -215,4 +234,84 @@ fn a_resize_to_a_size_that_its_server_does_not_serve_changes_nothing_and_ends_no
     for connections in [1, 2] {
         a_device_does_not_grow_into(|_| partly_readable(SMALL), &blank, connections, &wrong);
     }
+}
+
+/// The address leads one connection to a volume, and the next one to another.
+fn an_attach_over_two_connections_is_refused(first: &Store, second: &Store) {
+    let before = [first, second].map(|store| fs::read(store.path()).unwrap());
+    let servers = [nbdkit(first), nbdkit(second)];
+    let relay = Relay::to(&servers[0]);
+    relay.lead_in_turns_to(&[&servers[0], &servers[1]]);
+    let (engine, source) = (engine(), source(&relay));
+    let request = AttachRequest::new(source).nbd(options(2));
+    let error = engine.attach(&request, soon()).expect_err("two volumes");
+    assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Identify), "{error}");
+    assert_stand_alone(&relay, &[]);
+    let after = [first, second].map(|store| fs::read(store.path()).unwrap());
+    assert!(before == after, "written to");
+}
+
+#[test]
+fn an_attach_whose_connections_lead_to_two_volumes_without_a_name_is_refused() {
+    let _module = NbdModule::with_backend_ids(1);
+    an_attach_over_two_connections_is_refused(&unnamed(SMALL, 1), &unnamed(SMALL, 2));
+}
+
+#[test]
+fn an_attach_whose_connections_lead_to_a_volume_and_a_copy_of_its_first_mib_is_refused() {
+    let _module = NbdModule::with_backend_ids(1);
+    let original = formatted(SMALL);
+    an_attach_over_two_connections_is_refused(&original, &copy_of_first_mib(&original));
+}
+
+/// The healer's next report.
+fn next(healer: &mut Healer<'_>) -> HealReport {
+    let mut reports = healer.next(Deadline::after(LIMIT)).unwrap();
+    reports.pop().expect("a report")
+}
+
+#[test]
+fn a_healer_keeps_a_device_of_another_process_until_its_lost_connection_is_replaced() {
+    let _module = NbdModule::with_backend_ids(1);
+    let (right, wrong) = (unnamed(SMALL, 1), unnamed(SMALL, 2));
+    let (right_server, mut wrong_server) = (nbdkit(&right), nbdkit(&wrong));
+    let relay = Relay::to(&right_server);
+    let (first, source) = (engine(), source(&relay));
+    let request = AttachRequest::new(source.clone()).nbd(options(2));
+    let node = first.attach(&request, soon()).unwrap().node;
+    drop(first);
+    let engine = engine();
+    let mut healer = engine.healer(soon()).unwrap();
+    let healing = next(&mut healer);
+    assert!(
+        matches!(healing.outcome, HealOutcome::Healthy),
+        "{healing:?}"
+    );
+    relay.lead_to(&wrong_server);
+    relay.cut(1);
+    let left = relay.clients();
+    let HealOutcome::Degraded(error) = next(&mut healer).outcome else {
+        panic!("the lost connection is not told");
+    };
+    assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
+    wrong_server.kill();
+    guest::wait_until("the report that no server answers", LIMIT, || {
+        let HealOutcome::Degraded(error) = next(&mut healer).outcome else {
+            panic!("the lost connection is not told");
+        };
+        (error.kind() == ErrorKind::Unreachable).then_some(())
+    });
+    assert_stand_alone(&relay, &left[..1]);
+    relay.lead_to(&right_server);
+    guest::wait_until("the lost connection to be replaced", LIMIT, || {
+        matches!(next(&mut healer).outcome, HealOutcome::Adopted(_)).then_some(())
+    });
+    // The kernel did not take a third one.
+    guest::wait_until("two connections", LIMIT, || {
+        (relay.clients().len() == 2).then_some(())
+    });
+    assert_has_first_bytes_of(&node, &right);
+    drop(healer);
+    assert!(engine.detach(source, soon()).unwrap().changed);
 }

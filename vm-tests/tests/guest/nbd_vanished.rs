@@ -63,6 +63,14 @@ fn an_idle_connection_ends_in_time(serve: Serve) {
     let server = serve(&store);
     let engine = engine();
     let (source, attachment) = attach(&engine, &server);
+    an_idle_connection_of_a_device_ends_in_time(&engine, &source, &attachment);
+}
+
+fn an_idle_connection_of_a_device_ends_in_time(
+    engine: &Engine,
+    source: &Source,
+    attachment: &Attachment,
+) {
     let mut healer = engine.healer(soon()).unwrap();
     assert!(healer.next(soon()).unwrap()[0].outcome.serves());
     guest::udevd::settle();
@@ -79,9 +87,25 @@ fn an_idle_connection_ends_in_time(serve: Serve) {
     assert!(after < Duration::from_secs(28), "{after:?}");
     assert_eq!(in_flight(&attachment.node), 0, "the device was not idle");
     drop(lost);
-    serves_again(&engine);
+    serves_again(engine);
     drop(healer);
-    assert!(engine.detach(source, soon()).unwrap().changed);
+    assert!(engine.detach(source.clone(), soon()).unwrap().changed);
+}
+
+/// Only the process that attached the device was given the timeout.
+#[test]
+fn an_idle_connection_that_another_process_has_made_anew_ends_by_the_io_timeout_too() {
+    let _module = NbdModule::with_backend_ids(1);
+    let store = Store::sparse(SIZE);
+    let mut server = nbdkit(&store);
+    let first = engine();
+    let (source, attachment) = attach(&first, &server);
+    drop(first);
+    server.kill();
+    server.start();
+    let engine = engine();
+    serves_again(&engine);
+    an_idle_connection_of_a_device_ends_in_time(&engine, &source, &attachment);
 }
 
 #[test]

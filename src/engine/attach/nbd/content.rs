@@ -1,37 +1,39 @@
 //! The names of the content of an NBD volume, as its server serves it.
 
 use crate::deadline::Deadline;
+use crate::engine::nbd::same_volume::require_one_volume;
 use crate::engine::{AttachRequest, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{ContentName, NbdUri};
 use crate::nbd::{Connection, Content, FirstBytes, is_other_content, spelt_content};
 
-/// The first bytes that every connection serves; `None` if the server answers the read with an
-/// error. A caller that expects no name gets such a volume nevertheless.
+/// The first bytes that the server serves over its connections; `None` if it answers the read with
+/// an error. A caller that expects no name gets such a volume nevertheless.
+///
+/// # Errors
+/// `IdentityMismatch` if two connections lead to different volumes.
 pub(super) fn of_all(
     connections: &[Connection],
     uri: &NbdUri,
     deadline: Deadline,
 ) -> Result<Option<FirstBytes>> {
-    let mut all: Option<Content> = None;
-    for connection in connections {
-        let content = connection.content(deadline)?;
-        if all.as_ref().is_some_and(|others| *others != content) {
-            return Err(serves_two());
-        }
-        all = Some(content);
+    let Some((first, others)) = connections.split_first() else {
+        return Ok(None);
+    };
+    let content = first.content(deadline)?;
+    for other in others {
+        require_one_volume(first, other, uri, deadline)?;
     }
-    Ok(match all {
-        Some(Content::Read(first)) => Some(first),
-        Some(Content::Unread(error)) => {
+    Ok(match content {
+        Content::Read(first) => Some(first),
+        Content::Unread(error) => {
             tracing::warn!(%uri, error, "the server answers a read of the first bytes with an error");
             None
         }
-        None => None,
     })
 }
 
-/// The error for connections that lead to different volumes.
+/// The error for connections on which the server reports different exports.
 pub(super) fn serves_two() -> Error {
     let message = "the NBD server reported different export parameters per connection";
     Error::new(ErrorKind::Protocol, message).at(Stage::Handshake)

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use super::NbdReconnect;
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::nbd::receivers::{self, Receives, UNREAD};
 use crate::error::{Error, Result};
@@ -23,10 +23,21 @@ impl NbdReconnect {
         engine: &Engine,
         deadline: Deadline,
     ) -> Result<Option<Error>> {
-        while self.link_state(engine)?.live > 1 {
+        loop {
+            let connections = self.link_state(engine)?.live;
+            if connections < 2 {
+                break;
+            }
             let unread_for = || self.unread_for(engine);
-            let reads = &engine.nbd_reads;
-            let looked = receivers::look(reads, &self.device, engine.roots(), unread_for, deadline);
+            let (reads, roots) = (&engine.nbd_reads, engine.roots());
+            let looked = receivers::look(
+                reads,
+                &self.device,
+                roots,
+                connections,
+                unread_for,
+                deadline,
+            );
             match looked {
                 Ok(Receives::OverEach) => break,
                 Ok(Receives::NotOverEach) => self.free_receivers(engine),
@@ -38,6 +49,29 @@ impl NbdReconnect {
             }
         }
         Ok(None)
+    }
+
+    /// Waits until the kernel has read all replies of the connections that have ended, or has
+    /// read none for a while. Its receiver looks up the socket of its slot for each reply, so
+    /// that one that still reads the old connection would go on with the new one
+    /// (`drivers/block/nbd.c`, `recv_work`).
+    pub(super) fn wait_for_old_receivers(&self, engine: &Engine, deadline: Deadline) {
+        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
+        while let Some(unread_for) = self.unread_of_dead_for(engine) {
+            if unread_for >= UNREAD || deadline.has_passed() {
+                let index = self.index();
+                tracing::warn!(%index, "an ended connection has a reply that nobody reads");
+                return;
+            }
+            deadline.pause(pauses.pause());
+        }
+    }
+
+    fn unread_of_dead_for(&self, engine: &Engine) -> Option<Duration> {
+        let mut links = engine.links_beside(&self.device);
+        let link = links.get_mut(&self.index());
+        let own = link.filter(|link| link.backend == self.backend);
+        own.and_then(Link::unread_of_dead_for)
     }
 
     /// If a reply stays unread in a connection, ends the others: the receiver of that

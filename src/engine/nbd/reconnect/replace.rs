@@ -5,6 +5,7 @@
 //! two slots a socket would have two receivers, and a read could return the bytes of another.
 //! So every connection that is dialled is offered once.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::NbdReconnect;
@@ -51,7 +52,7 @@ impl NbdReconnect {
             let written = self.device.written()?;
             let read = connection.content(deadline)?;
             differences.extend(self.other_content(engine, &read, deadline)?);
-            content = read.known(written);
+            content = KnownContent::of(read, written);
         }
         Ok(Server::new(connection, content, differences))
     }
@@ -89,6 +90,7 @@ impl NbdReconnect {
         server: Server,
         deadline: Deadline,
     ) -> Result<Option<UnprovenOffer>> {
+        self.wait_for_old_receivers(engine, deadline);
         let _lock = DeviceLock::take(
             engine.roots(),
             &DeviceLock::of_backend(&self.backend),
@@ -112,13 +114,30 @@ impl NbdReconnect {
         tracing::debug!(?adoption, "offered a connection");
         self.no_slot_is_dead = adoption != Adoption::Taken;
         match adoption {
-            Adoption::Taken => self.keep(engine, server)?,
+            Adoption::Taken => {
+                self.learn_timeout(&server.stream);
+                self.keep(engine, server)?;
+            }
             Adoption::NotTaken => {}
             Adoption::Unseen => {
                 return Ok(Some(UnprovenOffer { server, received }));
             }
         }
         Ok(None)
+    }
+
+    /// If another process gave the device its request timeout, takes that from the socket that
+    /// the kernel took. TCP gives up the connection after the same time.
+    fn learn_timeout(&mut self, taken: &OwnedFd) {
+        if self.timeouts.request.is_some() {
+            return;
+        }
+        self.timeouts.request = nbd::request_timeout_of(taken);
+        if let Some(limit) = self.timeouts.request
+            && let Err(error) = nbd::give_up_after(taken, limit)
+        {
+            tracing::warn!(%error, index = %self.index(), "TCP gives up the connection after 30 s");
+        }
     }
 
     /// Keeps the connection if it has received a reply since it was offered. Only TCP counts
@@ -153,6 +172,7 @@ impl NbdReconnect {
         if link.backend != self.backend {
             *link = self.link(slots);
         }
+        link.timeouts.request = self.timeouts.request.or(link.timeouts.request);
         link.replace_dead(server.stream);
         if server.content.is_some() {
             link.content = server.content;
