@@ -254,7 +254,8 @@ impl Healer<'_> {
     /// that lose a connection, and again for each that still lacks one, until it has all or
     /// is detached. If a server answers and refuses, or serves another export, the pauses grow
     /// up to 2 s; they are 15 to 30 s for a device that serves I/O over connections of another
-    /// process and is not known to lack one. The result is empty if the deadline passes without a report.
+    /// process and is not known to lack one. The result is empty if the deadline passes without
+    /// a report.
     ///
     /// # Errors
     /// If sysfs cannot be read.
