@@ -192,8 +192,9 @@ impl Engine {
         Ok(found)
     }
 
-    /// The paths to all devices of this unit, first those that the caller named (`named_devices`). An entry
-    /// of `known_paths` is reused, unless the device has a new disk since.
+    /// The paths to all devices of this unit, first those that the caller named
+    /// (`named_devices`). An entry of `known_paths` is reused, unless the device has a new disk
+    /// since.
     pub(super) fn paths_of(
         &self,
         unit: &Identity,
