@@ -142,10 +142,7 @@ fn a_mixed_file_is_applied_changed_applied_again_and_emptied_and_a_broken_one_ch
     assert_eq!(broken.status.code(), Some(2));
     let error: Value = serde_json::from_slice(&broken.stderr).unwrap();
     let message = error["message"].as_str().unwrap();
-    assert!(
-        message.contains("line 3") && message.contains("source ="),
-        "{message}"
-    );
+    assert!(message.contains("line 3, column 10, source: "), "{message}");
     place.are_attached(&["a", "b", "n"]);
 
     place.want(&[("b", &lun(2)), ("c", &lun(3))]);
