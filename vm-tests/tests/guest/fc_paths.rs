@@ -243,7 +243,8 @@ fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_w
         .unwrap();
     assert!(again.changed);
     // The mark of the failed flush is gone.
-    assert_eq!(guest::entries("/run/lunbd"), ["names-0:0:0:3"]);
+    let names = format!("names-{}", again.hctl().unwrap());
+    assert_eq!(guest::entries("/run/lunbd"), [names]);
     assert!(again.identity().unwrap().is(&store.wwid().parse().unwrap()));
     let mut byte = [1];
     let disk = File::open(&again.node).unwrap();
