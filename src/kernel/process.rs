@@ -51,6 +51,22 @@ pub(crate) fn is_running(roots: &Roots, command: &str) -> Result<bool> {
     Ok(pids(roots)?.into_iter().any(is_it))
 }
 
+/// How many kernel threads run an item of this work queue now, such as
+/// `kworker/u5:2+nbd0-recv` (Linux 4.18, `kernel/workqueue.c`, `wq_worker_comm`). `None` if
+/// this `/proc` shows no kernel threads.
+pub(crate) fn running_items(roots: &Roots, queue: &str) -> Result<Option<usize>> {
+    let name = |pid: u32| sysfs::read(&roots.proc.join(format!("{pid}/comm"))).ok();
+    if name(PARENT_OF_KERNEL_THREADS).as_deref() != Some("kthreadd") {
+        return Ok(None);
+    }
+    let mark = format!("+{queue}");
+    let runs = |pid: &u32| name(*pid).is_some_and(|name| name.ends_with(&mark));
+    Ok(Some(pids(roots)?.iter().filter(|pid| runs(pid)).count()))
+}
+
+/// The process id of `kthreadd` on each machine (`init/main.c`, `rest_init`).
+const PARENT_OF_KERNEL_THREADS: u32 = 2;
+
 /// Whether this `/proc` shows the processes of all PID namespaces: its first process
 /// is of the initial one. A kernel without such namespaces shows all.
 ///
@@ -236,6 +252,25 @@ mod tests {
     use crate::kernel::devices::tests::Named;
 
     const SDA: DevNo = DevNo { major: 8, minor: 0 };
+
+    #[test]
+    fn the_kernel_threads_that_run_an_item_of_a_work_queue_are_counted_where_they_are_shown() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let put = |pid: u32, name: &str| {
+            let process = roots.proc.join(pid.to_string());
+            fs::create_dir_all(&process).unwrap();
+            fs::write(process.join("comm"), format!("{name}\n")).unwrap();
+        };
+        put(20, "kworker/u5:2+nbd0-recv");
+        assert_eq!(running_items(&roots, "nbd0-recv").unwrap(), None);
+        put(2, "kthreadd");
+        put(21, "kworker/u5:3-nbd0-recv");
+        put(22, "nbd0-recv+nbd0-recv");
+        put(23, "kworker/0:1+nbd10-recv");
+        put(24, "agent");
+        assert_eq!(running_items(&roots, "nbd0-recv").unwrap(), Some(2));
+    }
 
     #[test]
     fn a_process_that_may_not_be_looked_at_is_not_taken_for_one_that_has_nothing_open() {

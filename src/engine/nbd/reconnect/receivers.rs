@@ -6,13 +6,14 @@
 //! (`drivers/block/nbd.c`, `recv_work`, `nbd_reconnect_socket`). So this process ends the
 //! other connections, the device is served over the late one, and the others are replaced.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::NbdReconnect;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::nbd::receivers::{self, Receives, UNREAD};
 use crate::error::{Error, Result};
+use crate::kernel::process;
 use crate::nbd::Link;
 
 impl NbdReconnect {
@@ -51,20 +52,41 @@ impl NbdReconnect {
         Ok(None)
     }
 
-    /// Waits until the kernel has read all replies of the connections that have ended, or has
-    /// read none for a while. Its receiver looks up the socket of its slot for each reply, so
-    /// that one that still reads the old connection would go on with the new one
-    /// (`drivers/block/nbd.c`, `recv_work`).
+    /// Waits until the kernel's receivers of the connections that have ended are done, for at
+    /// most two seconds without a read. A receiver looks up the socket of its slot for each
+    /// reply, so that one that still reads the old connection would go on with the new one,
+    /// beside the new one's own receiver (`drivers/block/nbd.c`, `recv_work`).
     pub(super) fn wait_for_old_receivers(&self, engine: &Engine, deadline: Deadline) {
         let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
-        while let Some(unread_for) = self.unread_of_dead_for(engine) {
-            if unread_for >= UNREAD || deadline.has_passed() {
+        let since = Instant::now();
+        loop {
+            let unread_for = self.unread_of_dead_for(engine);
+            let waits_for = match unread_for {
+                Some(unread_for) => unread_for,
+                None if self.runs_an_old_receiver(engine) => since.elapsed(),
+                None => return,
+            };
+            if waits_for >= UNREAD || deadline.has_passed() {
                 let index = self.index();
-                tracing::warn!(%index, "an ended connection has a reply that nobody reads");
+                tracing::warn!(%index, "the receiver of an ended connection is not done");
                 return;
             }
             deadline.pause(pauses.pause());
         }
+    }
+
+    /// Whether the kernel has a receiver more than the device has live connections. A `/proc`
+    /// without kernel threads shows none.
+    fn runs_an_old_receiver(&self, engine: &Engine) -> bool {
+        let Ok(state) = self.link_state(engine) else {
+            return false;
+        };
+        if state.dead == 0 || state.more {
+            return false;
+        }
+        let queue = format!("nbd{}-recv", self.index());
+        let running = process::running_items(engine.roots(), &queue);
+        matches!(running, Ok(Some(running)) if running > state.live + state.unknown)
     }
 
     fn unread_of_dead_for(&self, engine: &Engine) -> Option<Duration> {
