@@ -1,12 +1,12 @@
-//! A heal whose new connection is not received over until another connection ends.
+//! Heals while the kernel's receivers are late: of a new connection that is not received over
+//! until another connection ends, and of an ended connection whose receiver is not done.
 //!
-//! Real-time threads keep every other thread from the processors, except those that this test
-//! runs above them: its own, the server's and the receivers that run already. So the kernel
-//! starts no new receiver. When a connection ends, the thread of its receiver takes the receiver
-//! that waits.
+//! Real-time threads keep every other thread from the processors, except those that a test runs
+//! above them: its own, the server's and some of the kernel.
 
-use std::fs;
+use std::fs::{self, File};
 use std::num::NonZeroU16;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,7 +19,9 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::{Pid, gettid};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::certificates::Certificates;
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::tls_servers::{address, nbdkit, source};
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// RCU reports a stall after 21 s in which its threads do not run.
@@ -30,6 +32,10 @@ const THROTTLING: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 const KERNEL: &str = "3";
 const OURS: &str = "2";
 const BUSY: &str = "1";
+
+/// Threads of the kernel that go on. A new receiver is work for `kworker/u...`, which is not
+/// bound to a processor.
+const OF_PROCESSORS: [&str; 4] = ["ksoftirqd/", "rcu_", "kworker/0:", "kworker/1:"];
 
 fn set_priority(thread: &str, priority: &str) {
     guest::run(&["chrt", "--fifo", "--pid", priority, thread]);
@@ -129,9 +135,9 @@ fn a_heal_replaces_also_the_connection_that_keeps_the_kernel_from_receiving_over
     guest::wait_until("one receiver to end", LIMIT, || {
         (threads_with(&["+nbd0-recv"]).len() == 1).then_some(())
     });
-    // A new receiver is work for `kworker/u...`, which is not bound to a processor.
-    let of_processors = ["ksoftirqd/", "rcu_", "kworker/0:", "kworker/1:"];
-    let mut raised = threads_with(&of_processors);
+    // The kernel starts no new receiver. When a connection ends, the thread of its receiver
+    // takes the receiver that waits.
+    let mut raised = threads_with(&OF_PROCESSORS);
     raised.extend(threads_with(&["+nbd0-recv"]));
     let busy = BusyProcessors::start(raised);
     let healing = thread::scope(|scope| {
@@ -155,4 +161,99 @@ fn a_heal_replaces_also_the_connection_that_keeps_the_kernel_from_receiving_over
         usize::from(CONNECTIONS)
     );
     assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
+/// Ends a connection whose receiver has a reply to read and does not run, and heals. The kernel
+/// learns from a request that it cannot send that the connection has ended.
+fn waits_for_the_old_receiver(server: &mut NbdServer, source: &Source, content: &[u8]) {
+    if guest::kernel() >= (6, 12) {
+        guest::skip("the kernel runs other threads beside real-time ones from 6.12 on");
+    }
+    // The requests that the server has not answered go out again after this time.
+    let options = NbdOptions::default().io_timeout(10 * LATE);
+    let engine = engine();
+    let request = AttachRequest::new(source.clone()).nbd(options.clone());
+    let node = engine.attach(&request, soon()).expect("an attach").node;
+    guest::udevd::settle();
+    let read = |block: usize| {
+        let node = node.clone();
+        move || {
+            let mut options = File::options();
+            let options = options.read(true).custom_flags(nix::libc::O_DIRECT);
+            let mut buffer = Aligned([0; BLOCK]);
+            let at = u64::try_from(block * BLOCK).unwrap();
+            options
+                .open(node)
+                .unwrap()
+                .read_exact_at(&mut buffer.0, at)
+                .unwrap();
+            buffer
+        }
+    };
+    let busy = BusyProcessors::start(threads_with(&OF_PROCESSORS));
+    thread::scope(|scope| {
+        let mut readers = vec![scope.spawn(read(0))];
+        // The reply comes meanwhile.
+        thread::sleep(LATE / 2);
+        server.kill();
+        // The answer to the first is a reset, and the next cannot be sent.
+        for block in 1..4 {
+            readers.push(scope.spawn(read(block)));
+            thread::sleep(LATE / 20);
+        }
+        server.start();
+        scope.spawn(|| {
+            thread::sleep(LATE);
+            drop(busy);
+        });
+        let healing = engine.heal_source(source, &options, soon()).unwrap();
+        assert!(
+            matches!(healing.outcome, HealOutcome::Adopted(_)),
+            "{healing:?}"
+        );
+        for (block, reader) in readers.into_iter().enumerate() {
+            let expected = &content[block * BLOCK..][..BLOCK];
+            assert!(reader.join().unwrap().0 == expected, "block {block}");
+        }
+    });
+    assert!(engine.detach(source.clone(), soon()).unwrap().changed);
+}
+
+const BLOCK: usize = 4096;
+/// How late the old receiver is. A heal waits for twice as long.
+const LATE: Duration = Duration::from_secs(1);
+
+#[repr(align(4096))]
+struct Aligned([u8; BLOCK]);
+
+fn store() -> (Store, Vec<u8>) {
+    let store = Store::sparse(8 << 20);
+    let content: Vec<u8> = (0..8 * BLOCK)
+        .map(|at| u8::try_from(at / BLOCK + 1).unwrap())
+        .collect();
+    let file = File::options().write(true).open(store.path()).unwrap();
+    file.write_all_at(&content, 0).unwrap();
+    (store, content)
+}
+
+#[test]
+fn a_connection_is_replaced_when_its_receiver_has_read_the_replies_that_it_has() {
+    let _module = NbdModule::with_backend_ids(1);
+    set_priority(&gettid().to_string(), OURS);
+    let (store, content) = store();
+    let path = store.path().to_str().unwrap();
+    let mut server = NbdServer::nbdkit(At::tcp(), &["--export=disk", "file", path]);
+    let source = server.uri("disk").parse().unwrap();
+    waits_for_the_old_receiver(&mut server, &source, &content);
+}
+
+#[test]
+fn a_tls_connection_is_replaced_when_its_receiver_has_read_the_replies_that_it_has() {
+    let _module = NbdModule::with_backend_ids(1);
+    set_priority(&gettid().to_string(), OURS);
+    let certificates = Certificates::new("tls");
+    let (store, content) = store();
+    let mut server = nbdkit(&certificates, store.path(), &[]);
+    let source = source(address(&server), "disk", &certificates);
+    waits_for_the_old_receiver(&mut server, &source, &content);
 }
