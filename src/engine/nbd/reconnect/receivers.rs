@@ -53,20 +53,22 @@ impl NbdReconnect {
     }
 
     /// Waits until the kernel's receivers of the connections that have ended are done, for at
-    /// most two seconds without a read. A receiver looks up the socket of its slot for each
-    /// reply, so that one that still reads the old connection would go on with the new one,
-    /// beside the new one's own receiver (`drivers/block/nbd.c`, `recv_work`).
+    /// most two seconds. A receiver looks up the socket of its slot for each reply, so that one
+    /// that still reads the old connection would go on with the new one, beside the new one's
+    /// own receiver (`drivers/block/nbd.c`, `recv_work`). Where `/proc` shows no kernel threads,
+    /// a receiver counts as done when no reply is unread.
     pub(super) fn wait_for_old_receivers(&self, engine: &Engine, deadline: Deadline) {
         let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
         let since = Instant::now();
         loop {
-            let unread_for = self.unread_of_dead_for(engine);
-            let waits_for = match unread_for {
-                Some(unread_for) => unread_for,
-                None if self.runs_an_old_receiver(engine) => since.elapsed(),
-                None => return,
+            let is_done = match self.runs_an_old_receiver(engine) {
+                Some(runs) => !runs,
+                None => self.unread_of_dead_for(engine).is_none(),
             };
-            if waits_for >= UNREAD || deadline.has_passed() {
+            if is_done {
+                return;
+            }
+            if since.elapsed() >= UNREAD || deadline.has_passed() {
                 let index = self.index();
                 tracing::warn!(%index, "the receiver of an ended connection is not done");
                 return;
@@ -75,18 +77,20 @@ impl NbdReconnect {
         }
     }
 
-    /// Whether the kernel has a receiver more than the device has live connections. A `/proc`
-    /// without kernel threads shows none.
-    fn runs_an_old_receiver(&self, engine: &Engine) -> bool {
-        let Ok(state) = self.link_state(engine) else {
-            return false;
-        };
-        if state.dead == 0 || state.more {
-            return false;
+    /// Whether every slot of the device has a receiver, although a connection has ended; `None`
+    /// if that cannot be seen. Another process may have replaced connections of this one, so
+    /// that the live ones cannot be counted.
+    fn runs_an_old_receiver(&self, engine: &Engine) -> Option<bool> {
+        let state = self.link_state(engine).ok()?;
+        if state.dead == 0 {
+            return Some(false);
+        }
+        if state.more {
+            return None;
         }
         let queue = format!("nbd{}-recv", self.index());
-        let running = process::running_items(engine.roots(), &queue);
-        matches!(running, Ok(Some(running)) if running > state.live + state.unknown)
+        let running = process::running_items(engine.roots(), &queue).ok()??;
+        Some(running >= state.live + state.dead + state.unknown)
     }
 
     fn unread_of_dead_for(&self, engine: &Engine) -> Option<Duration> {
