@@ -77,12 +77,12 @@ impl NbdReconnect {
         }
     }
 
-    /// Whether every slot of the device has a receiver, although a connection has ended; `None`
-    /// if that cannot be seen. Another process may have replaced connections of this one, so
-    /// that the live ones cannot be counted.
+    /// Whether every slot of the device has a receiver, although all connections of this
+    /// process have ended; `None` if that cannot be seen. Beside a live connection it is not
+    /// known which slots another process has filled since, so that no receiver counts as old.
     fn runs_an_old_receiver(&self, engine: &Engine) -> Option<bool> {
         let state = self.link_state(engine).ok()?;
-        if state.dead == 0 {
+        if state.dead == 0 || state.live > 0 {
             return Some(false);
         }
         if state.more {
