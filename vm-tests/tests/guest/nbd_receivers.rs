@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 use vm_tests::guest;
 
 use lunbd::engine::{HealOutcome, NbdOptions, Unit};
@@ -18,19 +19,32 @@ const MIB: u64 = 1 << 20;
 /// The kernel's thread that starts kernel threads.
 const KTHREADD: &str = "2";
 
-/// Makes the kernel start threads only when nothing else runs, and keeps the processors busy.
+/// Makes the kernel start threads only when nothing else runs, and keeps the processors busy
+/// but for a [pause](SlowThreads::PAUSE) every few seconds. Without pauses a slow host would
+/// give a thread no processor within the time that a read may take.
 struct SlowThreads {
     ends: Arc<AtomicBool>,
     spinners: Vec<JoinHandle<()>>,
 }
 
 impl SlowThreads {
+    const BUSY: Duration = Duration::from_secs(3);
+    const PAUSE: Duration = Duration::from_millis(500);
+
     fn start() -> Self {
         schedule_kthreadd("--idle");
         let ends = Arc::new(AtomicBool::new(false));
         let spinner = |_| {
             let ends = Arc::clone(&ends);
-            thread::spawn(move || while !ends.load(Ordering::Relaxed) {})
+            thread::spawn(move || {
+                let mut since = Instant::now();
+                while !ends.load(Ordering::Relaxed) {
+                    if since.elapsed() > Self::BUSY {
+                        thread::sleep(Self::PAUSE);
+                        since = Instant::now();
+                    }
+                }
+            })
         };
         let processors = thread::available_parallelism().unwrap().get();
         let spinners = (0..2 * processors).map(spinner).collect();
