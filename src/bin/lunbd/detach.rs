@@ -21,14 +21,14 @@ pub(crate) fn run(
     json: bool,
 ) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout).cancelled_by(cancel);
-    let named = what.volume.as_ref().map(ToString::to_string);
-    let target = what.target.as_ref().map(ToString::to_string);
+    let named = what.of.volume.as_ref().map(ToString::to_string);
+    let target = what.of.target.as_ref().map(ToString::to_string);
     // clap requires one of the two.
     let progress = Progress::of(&format!(
         "detaching {}",
         named.or(target).unwrap_or_default()
     ));
-    let detached = match (&what.target, &what.volume) {
+    let detached = match (&what.of.target, &what.of.volume) {
         (Some(target), _) => by_target(engine, what, target, &progress, (deadline, json))?,
         (None, Some(volume)) => by_volume(engine, what, volume, &progress, (deadline, json))?,
         (None, None) => return Err(Error::new(ErrorKind::InvalidInput, "nothing to detach")),
@@ -62,7 +62,7 @@ fn by_target(
     let request = request(what, target, progress);
     let journal = recover::read(engine, what.journal.as_deref(), deadline)?;
     if let Some(volume) = engine.volume_of(&journal, &request, deadline)? {
-        if let Some(expected) = &what.expect {
+        if let Some(expected) = &what.of.expect {
             require(&journal, &volume, expected)?;
         }
         if !json {
@@ -95,7 +95,7 @@ fn by_target(
 
 fn request(what: &arguments::Detach, target: &DetachTarget, progress: &Progress) -> DetachRequest {
     let mut request = DetachRequest::new(target.clone()).observe(progress.observer());
-    if let Some(id) = &what.backend {
+    if let Some(id) = &what.of.backend {
         request = request.backend(id.clone());
     }
     if what.abandon_unwritten {
@@ -104,7 +104,7 @@ fn request(what: &arguments::Detach, target: &DetachTarget, progress: &Progress)
     if what.keep_sessions {
         request = request.keep_sessions();
     }
-    if let Some(name) = &what.expect {
+    if let Some(name) = &what.of.expect {
         request = request.expect(name.clone());
     }
     request

@@ -11,8 +11,8 @@ use crate::{arguments, attach, exit, progress::Progress, recover};
 
 pub(crate) fn run(engine: &Engine, what: arguments::Resize, json: bool) -> Result<ExitCode> {
     let deadline = Deadline::after(what.timeout);
-    let Some(target) = what.target else {
-        let volume = what.volume.as_ref().ok_or_else(nothing)?;
+    let Some(target) = what.of.target else {
+        let volume = what.of.volume.as_ref().ok_or_else(nothing)?;
         let progress = Progress::of(&format!("resizing {volume}"));
         let journal = recover::open_and_tell(engine, what.journal.as_deref(), json, deadline)?;
         let resized = engine.resize_volume(&journal, volume, what.at_least, deadline)?;
@@ -21,10 +21,10 @@ pub(crate) fn run(engine: &Engine, what: arguments::Resize, json: bool) -> Resul
     };
     let progress = Progress::of(&format!("resizing {target}"));
     let mut request = ResizeRequest::new(target).observe(progress.observer());
-    if let Some(name) = what.expect {
+    if let Some(name) = what.of.expect {
         request = request.expect(name);
     }
-    if let Some(id) = what.backend {
+    if let Some(id) = what.of.backend {
         request = request.backend(id);
     }
     if let Some(bytes) = what.at_least {

@@ -53,8 +53,9 @@ pub(crate) struct Attach {
     pub(crate) timeout: Duration,
 }
 
+/// The device or the volume that a command changes.
 #[derive(Debug, Args)]
-pub(crate) struct Detach {
+pub(crate) struct DeviceOrVolume {
     /// A source, the node of a disk or of a map or a link to it, or unit:ID, a
     /// unique name of the unit, spelt as in --expect.
     #[arg(
@@ -67,18 +68,24 @@ pub(crate) struct Detach {
     #[arg(long, value_name = "ID", conflicts_with_all = ["target", "expect", "backend"])]
     pub(crate) volume: Option<VolumeId>,
 
-    /// The journal's directory, by default /run/lunbd/journal. If the target is a volume of
-    /// the journal, that volume is detached, with its record.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) journal: Option<PathBuf>,
-
-    /// Detach only the SCSI unit that has this name.
+    /// Refuse a SCSI unit that does not have this name.
     #[arg(long, value_name = "ID")]
     pub(crate) expect: Option<Wwid>,
 
     /// The backend id with which an NBD source was attached, if it was given one.
     #[arg(long, value_name = "ID")]
     pub(crate) backend: Option<BackendId>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Detach {
+    #[command(flatten)]
+    pub(crate) of: DeviceOrVolume,
+
+    /// The journal's directory, by default /run/lunbd/journal. If the target is a volume of
+    /// the journal, that volume is detached, with its record.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) journal: Option<PathBuf>,
 
     /// Go on if the device cannot be written back within half of the time: UNWRITTEN DATA IS
     /// LOST. For a server or target that is gone for good.
@@ -97,29 +104,12 @@ pub(crate) struct Detach {
 
 #[derive(Debug, Args)]
 pub(crate) struct Resize {
-    /// A source, the node of a disk or of a map or a link to it, or unit:ID, a
-    /// unique name of the unit, spelt as in --expect.
-    #[arg(
-        value_name = "SOURCE|DEVICE|unit:ID",
-        required_unless_present = "volume"
-    )]
-    pub(crate) target: Option<DetachTarget>,
-
-    /// A volume of the journal, in place of the target.
-    #[arg(long, value_name = "ID", conflicts_with_all = ["target", "expect", "backend"])]
-    pub(crate) volume: Option<VolumeId>,
+    #[command(flatten)]
+    pub(crate) of: DeviceOrVolume,
 
     /// The journal's directory, by default /run/lunbd/journal.
     #[arg(long, value_name = "DIR", requires = "volume")]
     pub(crate) journal: Option<PathBuf>,
-
-    /// Resize only the SCSI unit that has this name.
-    #[arg(long, value_name = "ID")]
-    pub(crate) expect: Option<Wwid>,
-
-    /// The backend id with which an NBD source was attached, if it was given one.
-    #[arg(long, value_name = "ID")]
-    pub(crate) backend: Option<BackendId>,
 
     /// The least size in bytes that the unit, or the NBD server, must report.
     #[arg(long, value_name = "BYTES")]

@@ -63,7 +63,7 @@ impl NbdReconnect {
         loop {
             let is_done = match self.runs_an_old_receiver(engine) {
                 Some(runs) => !runs,
-                None => self.unread_of_dead_for(engine).is_none(),
+                None => !self.has_unread_of_dead(engine),
             };
             if is_done {
                 return;
@@ -93,11 +93,11 @@ impl NbdReconnect {
         Some(running >= state.live + state.dead + state.unknown)
     }
 
-    fn unread_of_dead_for(&self, engine: &Engine) -> Option<Duration> {
+    fn has_unread_of_dead(&self, engine: &Engine) -> bool {
         let mut links = engine.links_beside(&self.device);
         let link = links.get_mut(&self.index());
         let own = link.filter(|link| link.backend == self.backend);
-        own.and_then(Link::unread_of_dead_for)
+        own.is_some_and(Link::has_unread_of_dead)
     }
 
     /// If a reply stays unread in a connection, ends the others: the receiver of that
