@@ -53,7 +53,8 @@ pub(crate) struct Attach {
     pub(crate) timeout: Duration,
 }
 
-/// The device or the volume that a command changes.
+// The device or the volume that a command changes: a doc comment would become the help
+// of the command.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceOrVolume {
     /// A source, the node of a disk or of a map or a link to it, or unit:ID, a
