@@ -3,6 +3,7 @@
 
 mod attach;
 #[cfg(feature = "journal")]
+mod call;
 mod change_events;
 mod detach;
 mod first_names;

@@ -14,8 +14,8 @@ mod scsi;
 mod scsi_path;
 
 use super::Engine;
+use super::call::CallContext;
 use super::telemetry::{self, Call};
-use super::timing::StageTimer;
 use crate::deadline::Deadline;
 pub use crate::error::MissingPath;
 use crate::error::{ErrorKind, Result};
@@ -62,14 +62,14 @@ impl Engine {
     }
 
     fn attach_timed(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
-        let mut timer = StageTimer::new(Call::Attach, request.observer.as_ref());
+        let mut call = CallContext::new(Call::Attach, request.observer.as_ref(), deadline);
         let mut attachment = match &request.source {
             Source::Scsi(_) | Source::Iscsi(_) | Source::Fc(_) => {
-                self.attach_scsi(request, &mut timer, deadline)?
+                self.attach_scsi(request, &mut call)?
             }
-            Source::Nbd(uri) => self.attach_nbd(uri, request, &mut timer, deadline)?,
+            Source::Nbd(uri) => self.attach_nbd(uri, request, &mut call)?,
         };
-        attachment.phases = timer.finish();
+        attachment.phases = call.finish();
         let node = attachment.node.display();
         tracing::Span::current().record("node", tracing::field::display(node));
         Ok(attachment)

@@ -18,8 +18,8 @@ mod wait;
 use std::collections::BTreeSet;
 
 use super::Engine;
+use super::call::CallContext;
 use super::telemetry::{self, Call};
-use super::timing::StageTimer;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
 use crate::id::{SessionId, Source};
@@ -81,25 +81,21 @@ impl Engine {
         request: &DetachRequest,
         deadline: Deadline,
     ) -> Result<Detachment, DetachFailure> {
-        let mut timer = StageTimer::new(Call::Detach, request.observer.as_ref());
-        timer.enter(Stage::Resolve);
+        let mut call = CallContext::new(Call::Detach, request.observer.as_ref(), deadline);
+        call.enter(Stage::Resolve);
         let backend = request.backend.clone();
         let mut detachment = match self.find(&request.target, backend, deadline)? {
             Resolved::Scsi(mut resolved) => {
                 for source in &request.more {
                     resolved.addresses.extend(self.addresses_of(source)?);
                 }
-                let done = self.detach_scsi(&resolved, request, &mut timer, deadline)?;
-                self.end_sessions(done, &resolved, request, &mut timer, deadline)?
+                let done = self.detach_scsi(&resolved, request, &mut call)?;
+                self.end_sessions(done, &resolved, request, &mut call)?
             }
-            Resolved::NbdBackend(id) => {
-                self.detach_nbd_backend(id, request, &mut timer, deadline)?
-            }
-            Resolved::Nbd(device) => {
-                self.detach_nbd_device(&device, request, &mut timer, deadline)?
-            }
+            Resolved::NbdBackend(id) => self.detach_nbd_backend(id, request, &mut call)?,
+            Resolved::Nbd(device) => self.detach_nbd_device(&device, request, &mut call)?,
         };
-        detachment.phases = timer.finish();
+        detachment.phases = call.finish();
         if let Some(node) = &detachment.node {
             tracing::Span::current().record("node", tracing::field::display(node.display()));
         }
@@ -114,13 +110,12 @@ impl Engine {
         mut detachment: Detachment,
         resolved: &ResolvedUnit,
         request: &DetachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Detachment, DetachFailure> {
         if request.keep_sessions {
             return Ok(detachment);
         }
-        match self.end_sessions_behind(&detachment, resolved, request, timer, deadline) {
+        match self.end_sessions_behind(&detachment, resolved, request, call) {
             Ok(ended) => {
                 detachment.logged_out = ended;
                 Ok(detachment)
@@ -134,8 +129,7 @@ impl Engine {
         detachment: &Detachment,
         resolved: &ResolvedUnit,
         request: &DetachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Vec<SessionId>> {
         let at = |error: Error| error.at(Stage::Logout);
         let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
@@ -153,8 +147,8 @@ impl Engine {
         if !self.has_own_session(&hosts).map_err(at)? {
             return Ok(Vec::new());
         }
-        timer.enter(Stage::Logout);
-        self.end_unused_sessions(&hosts, deadline)
+        call.enter(Stage::Logout);
+        self.end_unused_sessions(&hosts, call.deadline)
     }
 }
 
@@ -189,15 +183,9 @@ mod tests {
             notes: notes.clone(),
             ..Receipt::default()
         });
-        let mut timer = StageTimer::new(Call::Detach, None);
-        let deadline = Deadline::after(std::time::Duration::from_secs(30));
-        let ended = engine.end_sessions(
-            detachment,
-            &ResolvedUnit::default(),
-            &request,
-            &mut timer,
-            deadline,
-        );
+        let soon = Deadline::after(std::time::Duration::from_secs(30));
+        let mut call = CallContext::new(Call::Detach, None, soon);
+        let ended = engine.end_sessions(detachment, &ResolvedUnit::default(), &request, &mut call);
         let failure = ended.unwrap_err();
         assert_eq!(failure.stage(), Some(Stage::Logout), "{failure}");
         assert_eq!(failure.receipt.notes, notes);

@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Engine;
+use super::call::CallContext;
 use super::detach::DetachTarget;
 use super::detach::resolve::Resolved;
 use super::detach::resolve::ResolvedUnit;
 use super::telemetry::{self, Call};
-use super::timing::{Phase, StageObserver, StageTimer};
+use super::timing::{Phase, StageObserver};
 use super::unit::{KnownPath, PathIdentity, mismatch};
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -145,8 +146,8 @@ impl Engine {
     }
 
     fn resize_timed(&self, request: &ResizeRequest, deadline: Deadline) -> Result<Resized> {
-        let mut timer = StageTimer::new(Call::Resize, request.observer.as_ref());
-        timer.enter(Stage::Resolve);
+        let mut call = CallContext::new(Call::Resize, request.observer.as_ref(), deadline);
+        call.enter(Stage::Resolve);
         let found = self.find(&request.target, request.backend.clone(), deadline)?;
         let is_nbd = !matches!(found, Resolved::Scsi(_));
         if is_nbd && (request.expected.is_some() || !request.more.is_empty()) {
@@ -154,12 +155,12 @@ impl Engine {
             return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
         }
         let resized = match found {
-            Resolved::Scsi(resolved) => self.resize_scsi(resolved, request, &mut timer, deadline),
-            Resolved::NbdBackend(id) => self.resize_nbd_backend(&id, request, &mut timer, deadline),
-            Resolved::Nbd(device) => self.resize_nbd_device(&device, request, &mut timer, deadline),
+            Resolved::Scsi(resolved) => self.resize_scsi(resolved, request, &mut call),
+            Resolved::NbdBackend(id) => self.resize_nbd_backend(&id, request, &mut call),
+            Resolved::Nbd(device) => self.resize_nbd_device(&device, request, &mut call),
         };
         Ok(Resized {
-            phases: timer.finish(),
+            phases: call.finish(),
             ..resized?
         })
     }
@@ -168,30 +169,30 @@ impl Engine {
         &self,
         mut resolved: ResolvedUnit,
         request: &ResizeRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Resized> {
+        let deadline = call.deadline;
         for source in &request.more {
             resolved.addresses.extend(self.addresses_of(source)?);
         }
-        timer.enter(Stage::Lock);
+        call.enter(Stage::Lock);
         let _locks = self.lock_addresses(resolved.locked_addresses(), deadline)?;
 
-        timer.enter(Stage::Identify);
+        call.enter(Stage::Identify);
         let named_devices = self.named_devices(&resolved, request.expected.as_ref())?;
         let known = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
         let identity = self.unit_of(&resolved, &known, request.expected.as_ref())?;
-        timer.enter(Stage::Lock);
+        call.enter(Stage::Lock);
         let _lock = self.lock_unit(&identity.names, deadline)?;
-        timer.enter(Stage::Rescan);
+        call.enter(Stage::Rescan);
         let paths = self.paths_of(&identity, &named_devices, known, deadline)?;
         let unit = UnitBefore::read(&paths, &resolved, &request.target)?;
         let size = self.rescan_all(&paths, request.at_least, deadline)?;
         if let Some(map) = &unit.map {
-            timer.enter(Stage::Resize);
+            call.enter(Stage::Resize);
             self.resize_map(map, size, deadline)?;
         }
-        timer.enter(Stage::Settle);
+        call.enter(Stage::Settle);
         let mut watch = self.hub().watch(unit.disk.name());
         let mode = self.hub().mode();
         uevent::settle_again(&mut watch, mode, self.roots(), unit.disk.dir(), deadline)?;

@@ -13,10 +13,11 @@ mod owner;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::call::CallContext;
 #[cfg(feature = "journal")]
 use super::journal::Journal;
 use super::telemetry::{self, Call};
-use super::timing::{Phase, StageObserver, StageTimer};
+use super::timing::{Phase, StageObserver};
 use super::{Engine, first_names};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -199,30 +200,30 @@ impl Engine {
         owner: Owner<'_>,
         deadline: Deadline,
     ) -> Result<ReapReport> {
-        let mut timer = StageTimer::new(Call::Reap, request.observer.as_ref());
-        timer.enter(Stage::Resolve);
+        let mut call = CallContext::new(Call::Reap, request.observer.as_ref(), deadline);
+        call.enter(Stage::Resolve);
         if !request.dry_run {
             first_names::forget_removed(self.roots());
         }
         let hosts = self.disks_by_host()?;
-        let timers = timer.factory();
+        let parts = call.parts();
         let of_host = |devices| {
-            let mut own = timers.timer();
-            let found = self.reap_host(devices, request, owner, &mut own, deadline);
-            (found, own.part())
+            let mut own = parts.part(deadline);
+            let found = self.reap_host(devices, request, owner, &mut own);
+            (found, own.into_timings())
         };
         let parts = pool::each(Stage::Identify, hosts.into_values(), of_host);
         let mut whole = Found::default();
         for part in parts {
             let (found, part) = part?;
-            timer.adopt_if_longer(part);
+            call.adopt_if_longer(part);
             whole.stale_luns.extend(found.stale_luns);
             whole.unproven.extend(found.unproven);
         }
         Ok(ReapReport {
             stale_luns: whole.stale_luns,
             unproven: whole.unproven,
-            phases: timer.finish(),
+            phases: call.finish(),
         })
     }
 
@@ -245,14 +246,13 @@ impl Engine {
         devices: Vec<ScsiDevice>,
         request: &ReapRequest,
         owner: Owner<'_>,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Found {
         let mut found = Found::default();
-        timer.enter(Stage::Identify);
+        call.enter(Stage::Identify);
         let mut gone = Vec::new();
         for device in devices {
-            match self.check_lun(&device, deadline) {
+            match self.check_lun(&device, call.deadline) {
                 LunCheck::Present | LunCheck::Removed => {}
                 LunCheck::Stale(proof) => gone.push((device, proof)),
                 LunCheck::Unproven { disk, why } => found.unproven.push(Unproven {
@@ -263,7 +263,7 @@ impl Engine {
             }
         }
         for (device, proof) in gone {
-            let stale_lun = self.reap_one(&device, *proof, request, owner, timer, deadline);
+            let stale_lun = self.reap_one(&device, *proof, request, owner, call);
             found.stale_luns.push(stale_lun);
         }
         found
@@ -276,8 +276,7 @@ impl Engine {
         proof: StaleProof,
         request: &ReapRequest,
         owner: Owner<'_>,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> StaleLun {
         let hctl = device.hctl();
         tracing::info!(%hctl, was = %proof.was, evidence = %proof.evidence, "a stale LUN");
@@ -287,11 +286,8 @@ impl Engine {
                 let skipped = outcome::skipped_for(&volume);
                 (Some(volume), skipped)
             }
-            Ok(None) if request.dry_run => (None, self.dry_run_outcome(&proof.disk, deadline)),
-            Ok(None) => (
-                None,
-                self.remove_stale_lun(device, &proof, owner, timer, deadline),
-            ),
+            Ok(None) if request.dry_run => (None, self.dry_run_outcome(&proof.disk, call.deadline)),
+            Ok(None) => (None, self.remove_stale_lun(device, &proof, owner, call)),
         };
         telemetry::stale_lun(proof.evidence.as_str(), outcome.as_str());
         StaleLun {

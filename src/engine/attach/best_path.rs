@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::engine::attach::AttachRequest;
 use crate::engine::attach::path_set::PathSet;
 use crate::engine::attach::scsi_path::ProbedPath;
-use crate::engine::timing::StageTimer;
+use crate::engine::call::CallContext;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{self, AccessState, ScsiDevice};
@@ -53,10 +53,10 @@ impl Engine {
         &self,
         unit: &mut PathSet,
         request: &AttachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<()> {
-        timer.enter(Stage::Identify);
+        let deadline = call.deadline;
+        call.enter(Stage::Identify);
         let (roots, scheduler) = (self.roots(), &self.scheduler);
         unit.retain(request, |path| {
             let (device, disk) = (&path.device, &path.disk);

@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::engine::attach::multipathd::Answers;
 use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::attach::{AttachRequest, Multipath};
-use crate::engine::timing::StageTimer;
+use crate::engine::call::CallContext;
 use crate::engine::usage::{Extent, Removal};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
@@ -95,15 +95,15 @@ impl Engine {
         map_waiter: MapWaiter,
         paths: &[ProbedPath],
         identity: &Identity,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<UnitMap> {
+        let deadline = call.deadline;
         let MapWaiter {
             mut watch,
             mut daemon,
             wanted,
         } = map_waiter;
-        timer.enter(Stage::Map);
+        call.enter(Stage::Map);
         let no_daemon = "no multipathd answers in this network namespace".to_owned();
         let (mut kind_of_none, mut why_none) = (ErrorKind::NotSupported, no_daemon);
         let mut answers = Answers::default();

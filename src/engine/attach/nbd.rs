@@ -10,9 +10,9 @@ use self::connect::{Connected, Offer};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment, Unit};
+use crate::engine::call::CallContext;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::receivers::{self, Receives};
-use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, ContentName, NbdUri};
 use crate::kernel::blockdev;
@@ -24,8 +24,7 @@ impl Engine {
         &self,
         uri: &NbdUri,
         request: &AttachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Attachment> {
         let roots = self.roots();
         let refused = match () {
@@ -41,18 +40,18 @@ impl Engine {
         let backend = request.nbd.backend_of(&request.source);
         require_healable(uri, &backend, request)?;
 
-        timer.enter(Stage::Lock);
+        call.enter(Stage::Lock);
         // Two processes that want the same export get the same device.
-        let _lock = DeviceLock::take(roots, &DeviceLock::of_backend(&backend), deadline)?;
+        let _lock = DeviceLock::take(roots, &DeviceLock::of_backend(&backend), call.deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
             if request.finishing {
-                limit_as_served(&device, uri, timer, deadline);
+                limit_as_served(&device, uri, call);
             }
-            return self.attach_existing_nbd(&device, uri, request, &backend, timer, deadline);
+            return self.attach_existing_nbd(&device, uri, request, &backend, call);
         }
 
         loop {
-            if let Some(attachment) = self.attach_new(uri, request, &backend, timer, deadline)? {
+            if let Some(attachment) = self.attach_new(uri, request, &backend, call)? {
                 return Ok(attachment);
             }
             tracing::warn!(%uri, "the kernel did not receive over each connection: connecting again");
@@ -66,11 +65,11 @@ impl Engine {
         uri: &NbdUri,
         request: &AttachRequest,
         backend: &BackendId,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Option<Attachment>> {
+        let deadline = call.deadline;
         let roots = self.roots();
-        timer.enter(Stage::Dial);
+        call.enter(Stage::Dial);
         let (connections, export, tls) = dial_all(uri, request, deadline)?;
         let export = if request.nbd.read_only {
             export.made_read_only()
@@ -79,13 +78,13 @@ impl Engine {
         };
         let geometry = export.geometry(nbd::page_size()?, request.nbd.block_size)?;
 
-        timer.enter(Stage::Identify);
+        call.enter(Stage::Identify);
         let first = content::of_all(&connections, uri, deadline)?;
         let content = first.as_ref().map(|first| first.names.clone());
         content::require_expected(&request.nbd, content.as_deref(), uri)?;
         content::require_known(request, content.as_deref(), uri)?;
 
-        timer.enter(Stage::Connect);
+        call.enter(Stage::Connect);
         let sockets = connections.into_iter().map(|connection| connection.stream);
         let mut offer = Offer {
             request,
@@ -121,7 +120,7 @@ impl Engine {
         let connects_again = matches!(received, Ok(Receives::NotOverEach));
         let proven = received
             .and_then(|receives| receives.require(&device))
-            .and_then(|()| self.prove_nbd(&device, request, served, &mut watch, timer, deadline))
+            .and_then(|()| self.prove_nbd(&device, request, served, &mut watch, call))
             .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
         match proven {
             Ok(attachment) => {
@@ -182,12 +181,11 @@ impl Engine {
         request: &AttachRequest,
         served: Served,
         watch: &mut Watch,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Attachment> {
         let (roots, disk) = (self.roots(), device.disk());
-        timer.enter(Stage::Settle);
-        let proof = self.settle(disk, watch, deadline)?;
+        call.enter(Stage::Settle);
+        let proof = self.settle(disk, watch, call.deadline)?;
         let facts = device.marks()?;
         if facts.pid.is_none() {
             let message = format!(
@@ -282,9 +280,10 @@ fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) 
 /// Makes the kernel send no request longer than the server takes: the attach that connected
 /// the device may have died before it did that. It does not wait for a server that takes no
 /// second client or does not answer.
-fn limit_as_served(device: &NbdDevice, uri: &NbdUri, timer: &mut StageTimer, deadline: Deadline) {
+fn limit_as_served(device: &NbdDevice, uri: &NbdUri, call: &mut CallContext) {
     const PATIENCE: Duration = Duration::from_secs(5);
-    timer.enter(Stage::Dial);
+    let deadline = call.deadline;
+    call.enter(Stage::Dial);
     let limit = deadline.at_most(PATIENCE.min(deadline.remaining() / 4));
     let limited = nbd::dial(uri, limit)
         .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));

@@ -1,8 +1,8 @@
 //! The rollback of a failed attach.
 
-use crate::deadline::{Backoff, Deadline};
+use crate::deadline::Backoff;
 use crate::engine::Engine;
-use crate::engine::timing::StageTimer;
+use crate::engine::call::CallContext;
 use crate::engine::usage::{Extent, Removal, Usage, Users};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::{Daemon, Map};
@@ -16,11 +16,10 @@ pub(in crate::engine) fn device(
     error: Error,
     device: &ScsiDevice,
     watch: &mut Watch,
-    timer: &mut StageTimer,
-    deadline: Deadline,
+    call: &mut CallContext,
 ) -> Error {
     tracing::info!(%error, "rolling back: removing the device");
-    match remove(engine, device, watch, timer, deadline) {
+    match remove(engine, device, watch, call) {
         Ok(()) => error,
         Err(failure) => {
             let stands = format!(
@@ -38,9 +37,9 @@ fn remove(
     engine: &Engine,
     device: &ScsiDevice,
     watch: &mut Watch,
-    timer: &mut StageTimer,
-    deadline: Deadline,
+    call: &mut CallContext,
 ) -> Result<()> {
+    let deadline = call.deadline;
     let daemon = Daemon::find(engine.roots())?;
     let mut pauses = Backoff::for_other_process();
     let mut above = None;
@@ -56,7 +55,7 @@ fn remove(
         {
             tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
         }
-        match engine.remove_device(device, watch, timer, deadline) {
+        match engine.remove_device(device, watch, call) {
             Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
                 let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
                 let users = match &disk {

@@ -9,10 +9,10 @@ use crate::engine::attach::path_set::{PathSet, more_severe, require_paths};
 use crate::engine::attach::rollback;
 use crate::engine::attach::scsi_path::PathFailure;
 use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim};
+use crate::engine::call::CallContext;
 use crate::engine::first_names::FirstNames;
 use crate::engine::iscsi::login::RouteAttempt;
 use crate::engine::lock::device_lock::DeviceLock;
-use crate::engine::timing::StageTimer;
 use crate::engine::unit::place::PathPlace;
 use crate::engine::usage::failed_flush::{self, LossMarks};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -26,10 +26,9 @@ impl Engine {
     pub(super) fn attach_scsi(
         &self,
         request: &AttachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Attachment> {
-        timer.enter(Stage::Resolve);
+        call.enter(Stage::Resolve);
         if let Some(name) = &request.nbd.expected {
             let message = format!(
                 "{name} names the content of an NBD volume, and {} is no NBD source: expect a \
@@ -41,13 +40,13 @@ impl Engine {
         if let Some(options) = &request.log_in {
             options.require_valid()?;
         }
-        let (routes, sessions) = self.routes_with_sessions(request, timer, deadline)?;
-        let attached = self.attach_over(routes, request, timer, deadline);
+        let (routes, sessions) = self.routes_with_sessions(request, call)?;
+        let attached = self.attach_over(routes, request, call);
         match attached {
             // After a timeout the kernel still works on devices that a logout would
             // remove.
             Err(error) if error.kind() != ErrorKind::TimedOut => {
-                sessions.rollback(self.roots(), deadline.for_rollback());
+                sessions.rollback(self.roots(), call.deadline.for_rollback());
                 Err(error)
             }
             result => {
@@ -61,9 +60,9 @@ impl Engine {
         &self,
         routes: Vec<RouteAttempt>,
         request: &AttachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Attachment> {
+        let deadline = call.deadline;
         let mut ways = Vec::new();
         let mut missing = Vec::new();
         let mut cause = None;
@@ -91,11 +90,11 @@ impl Engine {
         ways.retain(|(_, hctl)| seen.insert(*hctl));
         let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
 
-        timer.enter(Stage::Lock);
+        call.enter(Stage::Lock);
         let _locks = self.lock_addresses(seen, deadline)?;
         let alone = ways.len() == 1 && missing.is_empty();
         let mut unit = PathSet::default();
-        for path in self.probe_paths(ways, request, timer, deadline) {
+        for path in self.probe_paths(ways, request, call) {
             match path {
                 Ok(path) => unit.paths.push(path),
                 Err(PathFailure { error, .. })
@@ -110,15 +109,15 @@ impl Engine {
             }
         }
         unit.missing = missing;
-        match self.finish_attach(&mut unit, request, cause, timer, deadline) {
-            Err(error) if error.kind() != ErrorKind::TimedOut => {
-                let mut error = error;
-                let deadline = deadline.for_rollback();
-                for path in unit.paths.iter_mut().filter(|path| path.changed) {
-                    let (device, watch) = (&path.device, &mut path.watch);
-                    error = rollback::device(self, error, device, watch, timer, deadline);
-                }
-                Err(error)
+        match self.finish_attach(&mut unit, request, cause, call) {
+            Err(mut error) if error.kind() != ErrorKind::TimedOut => {
+                call.with_deadline(call.deadline.for_rollback(), |call| {
+                    for path in unit.paths.iter_mut().filter(|path| path.changed) {
+                        let (device, watch) = (&path.device, &mut path.watch);
+                        error = rollback::device(self, error, device, watch, call);
+                    }
+                    Err(error)
+                })
             }
             result => result,
         }
@@ -187,9 +186,9 @@ impl Engine {
         unit: &mut PathSet,
         request: &AttachRequest,
         cause: Option<Error>,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Attachment> {
+        let deadline = call.deadline;
         let roots = self.roots();
         require_paths(request, unit.paths.len(), &unit.missing, cause)?;
         let identity = unit.common_identity(self)?;
@@ -201,12 +200,12 @@ impl Engine {
             claim(&identity, &places.collect::<Vec<_>>())?;
         }
 
-        timer.enter(Stage::Lock);
+        call.enter(Stage::Lock);
         let _unit = self.lock_unit(&identity.names, deadline)?;
-        self.adopt_aliases(unit, timer, deadline)?;
+        self.adopt_aliases(unit, call)?;
         require_paths(request, unit.paths.len(), &unit.missing, None)?;
 
-        timer.enter(Stage::Settle);
+        call.enter(Stage::Settle);
         // The map waiter is prepared while udev works, which leaves less to do
         // afterwards.
         let named = unit.paths.len() + unit.missing.len();
@@ -214,9 +213,7 @@ impl Engine {
         let mut settled = self.settle_paths(unit, request, deadline)?;
 
         let mut path_set = match map_waiter {
-            Some(map_waiter) => {
-                self.wait_for_map(map_waiter, &unit.paths, &identity, timer, deadline)?
-            }
+            Some(map_waiter) => self.wait_for_map(map_waiter, &unit.paths, &identity, call)?,
             None => UnitMap::default(),
         };
         unit.retain(request, |path| {
@@ -225,7 +222,7 @@ impl Engine {
         })?;
         let UnitMap { map, why_none, .. } = path_set;
         if map.is_none() {
-            self.read_access_states(unit, request, timer, deadline)?;
+            self.read_access_states(unit, request, call)?;
             self.require_one_that_serves_io(unit, deadline)?;
         }
         let best = unit.best()?;
@@ -273,34 +270,29 @@ impl Engine {
     /// same target (an array may present LUN 1 as 16385), the older disk is used, since
     /// two disks of one unit on one path would have separate page caches. The call
     /// removes only devices that this attach scanned.
-    fn adopt_aliases(
-        &self,
-        unit: &mut PathSet,
-        timer: &mut StageTimer,
-        deadline: Deadline,
-    ) -> Result<()> {
+    fn adopt_aliases(&self, unit: &mut PathSet, call: &mut CallContext) -> Result<()> {
         for path in &mut unit.paths {
             let Some(other) = path.earlier_alias(self)? else {
                 continue;
             };
             tracing::info!(hctl = %path.device.hctl(), alias = %other.hctl(), "one unit, two LUNs");
             if path.changed {
-                self.remove_device(&path.device, &mut path.watch, timer, deadline)?;
+                self.remove_device(&path.device, &mut path.watch, call)?;
                 path.changed = false;
             }
             let hctl = other.hctl();
             let mut watch = self.hub().watch(&hctl.to_string());
-            timer.enter(Stage::Identify);
+            call.enter(Stage::Identify);
             let disk = scsi::wait_for_disk(
                 &other,
                 ScannedBy::Other,
                 self.roots(),
                 &self.scheduler,
                 &mut watch,
-                deadline,
+                call.deadline,
             )?;
             let identity =
-                scsi::read_identity(self.roots(), &self.scheduler, &other, &disk, deadline)?;
+                scsi::read_identity(self.roots(), &self.scheduler, &other, &disk, call.deadline)?;
             if !identity.compare(&path.identity).is_proven_same() {
                 let message =
                     format!("{hctl} was scanned as the unit of another LUN, but is another unit");

@@ -6,9 +6,9 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::rollback;
 use crate::engine::attach::{AttachRequest, Multipath};
+use crate::engine::call::CallContext;
 use crate::engine::first_names::FirstNames;
 use crate::engine::lock::device_lock::DeviceLock;
-use crate::engine::timing::StageTimer;
 use crate::engine::unit::mismatch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Wwid};
@@ -80,31 +80,27 @@ impl Engine {
         &self,
         ways: Vec<(RouteKind, Hctl)>,
         request: &AttachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Vec<Result<ProbedPath, PathFailure>> {
-        let probe_path = |(via, hctl): (RouteKind, Hctl), timer: &mut StageTimer, deadline| {
-            let probed = self.probe_path(&via, hctl, request, timer, deadline);
+        let probe_path = |(via, hctl): (RouteKind, Hctl), call: &mut CallContext| {
+            let probed = self.probe_path(&via, hctl, request, call);
             probed.map_err(|error| PathFailure { via, error })
         };
-        let timers = timer.factory();
+        let parts = call.parts();
         if let [_] = *ways {
-            return ways
-                .into_iter()
-                .map(|way| probe_path(way, timer, deadline))
-                .collect();
+            return ways.into_iter().map(|way| probe_path(way, call)).collect();
         }
         // A path that does not succeed in half of the time leaves the rest to the others.
-        let limit = deadline.half();
+        let limit = call.deadline.half();
         let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
         let done = pool::each(Stage::Probe, ways, |way| {
-            let mut own = timers.timer();
-            let probed = probe_path(way, &mut own, limit);
-            (probed, own.part())
+            let mut own = parts.part(limit);
+            let probed = probe_path(way, &mut own);
+            (probed, own.into_timings())
         });
         let joined = vias.into_iter().zip(done).map(|(via, one)| {
             let (probed, own) = one.map_err(|error| PathFailure { via, error })?;
-            timer.adopt_if_longer(own);
+            call.adopt_if_longer(own);
             probed
         });
         joined.collect()
@@ -116,9 +112,9 @@ impl Engine {
         via: &RouteKind,
         hctl: Hctl,
         request: &AttachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<ProbedPath> {
+        let deadline = call.deadline;
         let roots = self.roots();
         let span = tracing::Span::current();
         // The watch starts before the scan, or it could miss the scan's events.
@@ -128,17 +124,17 @@ impl Engine {
         if let Some(device) = there
             && !device.is_being_deleted()?
         {
-            match self.identify(&device, ScannedBy::Other, &mut watch, timer, deadline) {
+            match self.identify(&device, ScannedBy::Other, &mut watch, call) {
                 Ok(found) => {
                     span.record("disk", found.disk.name());
                     if let Some(was) = self.earlier_identity(&device, &found)? {
                         let now = &found.identity;
-                        self.remove_replaced(&device, now, &mut watch, timer, deadline)
+                        self.remove_replaced(&device, now, &mut watch, call)
                             .map_err(|error| stale_not_replaced(&error, &was, hctl, &found))?;
                     } else {
                         expect(request, hctl, &found)?;
                         self.wait_for_transition(&device, &found, request, deadline)?;
-                        self.ensure_size(&device, &found, timer, deadline)?;
+                        self.ensure_size(&device, &found, call)?;
                         return Ok(found.probed(via, device, false, watch));
                     }
                 }
@@ -146,13 +142,13 @@ impl Engine {
                 // the device again.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     tracing::info!(%hctl, %error, "deleting the stale device");
-                    timer.enter(Stage::Delete);
+                    call.enter(Stage::Delete);
                     self.delete_diskless(&device, &mut watch, deadline)?;
                 }
                 Err(error) => return Err(error),
             }
         }
-        timer.enter(Stage::Scan);
+        call.enter(Stage::Scan);
         let under_way = DeviceLock::of_scan(hctl);
         let own = roots.clone();
         let held = move || {
@@ -167,24 +163,22 @@ impl Engine {
         let device = scsi::scan(roots, &self.scheduler, hctl, held, deadline)
             .map_err(|error| self.explain_empty_scan(error, via, hctl, request))?;
         let found = self
-            .identify(&device, ScannedBy::Caller, &mut watch, timer, deadline)
+            .identify(&device, ScannedBy::Caller, &mut watch, call)
             .inspect(|found| {
                 span.record("disk", found.disk.name());
             })
             .and_then(|found| {
                 expect(request, hctl, &found)?;
                 self.wait_for_transition(&device, &found, request, deadline)?;
-                self.ensure_size(&device, &found, timer, deadline)?;
+                self.ensure_size(&device, &found, call)?;
                 Ok(found)
             });
         match found {
             Ok(found) => Ok(found.probed(via, device, true, watch)),
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
-            Err(error) => {
-                let deadline = deadline.for_rollback();
-                let undone = rollback::device(self, error, &device, &mut watch, timer, deadline);
-                Err(undone)
-            }
+            Err(error) => Err(call.with_deadline(call.deadline.for_rollback(), |call| {
+                rollback::device(self, error, &device, &mut watch, call)
+            })),
         }
     }
 
@@ -223,15 +217,14 @@ impl Engine {
         device: &ScsiDevice,
         scanned_by: ScannedBy,
         watch: &mut Watch,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<FoundDisk> {
         let (roots, scheduler) = (self.roots(), &self.scheduler);
-        timer.enter(Stage::Probe);
-        let disk = scsi::wait_for_disk(device, scanned_by, roots, scheduler, watch, deadline)?;
+        call.enter(Stage::Probe);
+        let disk = scsi::wait_for_disk(device, scanned_by, roots, scheduler, watch, call.deadline)?;
         let diskseq = disk.diskseq()?;
-        timer.enter(Stage::Identify);
-        let identity = scsi::read_identity(roots, scheduler, device, &disk, deadline)
+        call.enter(Stage::Identify);
+        let identity = scsi::read_identity(roots, scheduler, device, &disk, call.deadline)
             .map_err(|error| device_state_error(error, device))?;
         Ok(FoundDisk {
             disk,
@@ -275,20 +268,19 @@ impl Engine {
         &self,
         device: &ScsiDevice,
         found: &FoundDisk,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<()> {
         let size = found.disk.size();
         if size.map_err(|error| device_state_error(error, device))? > 0 {
             return Ok(());
         }
-        timer.enter(Stage::Rescan);
-        scsi::reread_size(device, &self.scheduler, deadline)?;
+        call.enter(Stage::Rescan);
+        scsi::reread_size(device, &self.scheduler, call.deadline)?;
         if found.disk.size()? > 0 {
             return Ok(());
         }
         let (roots, scheduler, disk) = (self.roots(), &self.scheduler, &found.disk);
-        let why = match scsi::read_capacity(roots, scheduler, device, disk, deadline) {
+        let why = match scsi::read_capacity(roots, scheduler, device, disk, call.deadline) {
             Ok(bytes) => format!("the kernel has not read the unit's size of {bytes} bytes"),
             Err(error)
                 if error.kind().is_timeout_or_cancel()

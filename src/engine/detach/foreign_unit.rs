@@ -153,10 +153,10 @@ mod tests {
 
     use super::*;
     use crate::engine::Engine;
+    use crate::engine::call::CallContext;
     use crate::engine::detach::remove_paths::tests::{path, run};
     use crate::engine::detach::{DetachRequest, DetachTarget};
     use crate::engine::telemetry::Call;
-    use crate::engine::timing::StageTimer;
     use crate::id::Wwid;
     use crate::kernel::Roots;
 
@@ -271,8 +271,8 @@ mod tests {
         run.first_paths = vec![one];
         run.receipt.map = None;
         let soon = Deadline::after(std::time::Duration::from_secs(30));
-        let mut timer = StageTimer::new(Call::Detach, None);
-        let done = run.remove_present(&mut timer, soon);
+        let mut call = CallContext::new(Call::Detach, None, soon);
+        let done = run.remove_present(&mut call);
         let error = done.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
         assert_eq!(error.found(), [ANOTHERS]);

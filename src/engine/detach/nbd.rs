@@ -2,11 +2,11 @@
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::lock::udev_lock;
-use crate::engine::timing::StageTimer;
 use crate::engine::usage::claim::{Claim, Claimed};
 use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -21,13 +21,16 @@ impl Engine {
         &self,
         backend: BackendId,
         request: &DetachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Detachment> {
-        timer.enter(Stage::Lock);
-        let _lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(&backend), deadline)?;
+        call.enter(Stage::Lock);
+        let _lock = DeviceLock::take(
+            self.roots(),
+            &DeviceLock::of_backend(&backend),
+            call.deadline,
+        )?;
         if let Some(device) = self.nbd_of(&backend)? {
-            return self.disconnect(&device, Some(&backend), request, timer, deadline);
+            return self.disconnect(&device, Some(&backend), request, call);
         }
         self.require_ids()?;
         Ok(Detachment::unchanged(Place::Nbd {
@@ -61,17 +64,16 @@ impl Engine {
         &self,
         device: &NbdDevice,
         request: &DetachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Detachment> {
-        timer.enter(Stage::Lock);
+        call.enter(Stage::Lock);
         // Another client's id may be one that lunbd does not accept.
         let id = device
             .backend()?
             .and_then(|id| id.parse::<BackendId>().ok());
-        let lock = |id| DeviceLock::take(self.roots(), &DeviceLock::of_backend(id), deadline);
+        let lock = |id| DeviceLock::take(self.roots(), &DeviceLock::of_backend(id), call.deadline);
         let _lock = id.as_ref().map(lock).transpose()?;
-        self.disconnect(device, id.as_ref(), request, timer, deadline)
+        self.disconnect(device, id.as_ref(), request, call)
     }
 
     fn disconnect(
@@ -79,9 +81,9 @@ impl Engine {
         device: &NbdDevice,
         backend: Option<&BackendId>,
         request: &DetachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Detachment> {
+        let deadline = call.deadline;
         let (roots, index, disk) = (self.roots(), device.index(), device.disk());
         let _lock = DeviceLock::take(roots, &index.name(), deadline)?;
         let mut watch = self.hub().watch(&index.name());
@@ -100,7 +102,7 @@ impl Engine {
             claim,
             flush,
             not_looked_at,
-        } = self.claim_and_flush(disk, request.flush_policy, &mut watch, timer, deadline)?;
+        } = self.claim_and_flush(disk, request.flush_policy, &mut watch, call)?;
         // Under the claim no other process can start to use the device, but a client may
         // have connected the index anew before.
         let now = device.backend()?;
@@ -110,7 +112,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Disconnect));
         }
 
-        timer.enter(Stage::Disconnect);
+        call.enter(Stage::Disconnect);
         if let Claim::Held(file) = &claim {
             udev_lock::keep_udev_away(file, deadline);
         }
@@ -118,13 +120,13 @@ impl Engine {
         // The kernel releases the configuration at the last close.
         drop(claim);
 
-        timer.enter(Stage::Confirm);
+        call.enter(Stage::Confirm);
         nbd::wait_until_free(roots, index, &mut watch, deadline)?;
 
         // A flush that hung has ended by now and recorded its result.
         mark.clear();
 
-        timer.enter(Stage::Settle);
+        call.enter(Stage::Settle);
         match uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline) {
             // A device that was made for one connection is removed after it.
             Err(error) if error.kind() == ErrorKind::Vanished => {}

@@ -3,9 +3,9 @@
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::first_names;
-use crate::engine::timing::StageTimer;
 use crate::engine::usage::claim::{Claim, FlushPolicy};
 use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -20,17 +20,16 @@ impl Engine {
         &self,
         device: &ScsiDevice,
         watch: &mut Watch,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Flush> {
         let Some(disk) = device.disk()? else {
-            timer.enter(Stage::Delete);
-            self.delete_diskless(device, watch, deadline)?;
+            call.enter(Stage::Delete);
+            self.delete_diskless(device, watch, call.deadline)?;
             return Ok(Flush::NoDisk);
         };
-        let claimed = self.claim_and_flush(&disk, FlushPolicy::Require, watch, timer, deadline)?;
-        timer.enter(Stage::Delete);
-        self.delete(device, &disk, claimed.claim, watch, deadline)?;
+        let claimed = self.claim_and_flush(&disk, FlushPolicy::Require, watch, call)?;
+        call.enter(Stage::Delete);
+        self.delete(device, &disk, claimed.claim, watch, call.deadline)?;
         Ok(claimed.flush)
     }
 
@@ -41,19 +40,19 @@ impl Engine {
         device: &ScsiDevice,
         now: &Identity,
         watch: &mut Watch,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Flush> {
+        let deadline = call.deadline;
         tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting the stale device");
         let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
         let Some(disk) = device.disk()? else {
-            timer.enter(Stage::Delete);
+            call.enter(Stage::Delete);
             self.delete_diskless(device, watch, deadline)?;
             return Ok(flush);
         };
-        timer.enter(Stage::Claim);
+        call.enter(Stage::Claim);
         let held = self.claim_replaced(&disk, watch, deadline)?;
-        timer.enter(Stage::Delete);
+        call.enter(Stage::Delete);
         self.delete(device, &disk, held, watch, deadline)?;
         Ok(flush)
     }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
+use crate::engine::call::CallContext;
 use crate::engine::detach::DetachRequest;
 use crate::engine::detach::receipt::{Flush, MapReceipt};
-use crate::engine::timing::StageTimer;
 use crate::engine::usage::claim::{self, Claim, FlushPolicy};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{self, Extent, NotLookedAt, Removal, Usage};
@@ -38,20 +38,20 @@ impl Engine {
         run: (Option<&Daemon>, &DetachRequest, Option<Flush>),
         watch: &mut Watch,
         receipt: &mut MapReceipt,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<()> {
+        let deadline = call.deadline;
         let (daemon, request, replaced) = run;
         let policy = request.flush_policy;
         let abandon = policy == FlushPolicy::Abandon;
         let of_parts = replaced.is_none().then_some(policy);
-        self.remove_partition_maps(map, of_parts, watch, receipt, timer, deadline)?;
-        timer.enter(Stage::Claim);
+        self.remove_partition_maps(map, of_parts, watch, receipt, call)?;
+        call.enter(Stage::Claim);
         let claim = self.claim(map.disk(), policy, watch, deadline)?;
         let flushed = if let Some(replaced) = replaced {
             Ok(replaced)
         } else {
-            timer.enter(Stage::Flush);
+            call.enter(Stage::Flush);
             self.write_map_back(map, &claim, daemon, receipt, deadline)
         };
         let flushed = match flushed {
@@ -62,7 +62,7 @@ impl Engine {
         // The kernel cannot remove an open map; it reports an opener that comes after
         // this.
         drop(claim);
-        timer.enter(Stage::RemoveMap);
+        call.enter(Stage::RemoveMap);
         let removed = self.delete_map(map, daemon, watch, deadline);
         if abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
             let told_to_fail = self.unblock_probers(map, daemon, deadline);
@@ -87,20 +87,20 @@ impl Engine {
         policy: Option<FlushPolicy>,
         watch: &mut Watch,
         receipt: &mut MapReceipt,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<()> {
+        let deadline = call.deadline;
         let parts = map.partition_maps()?;
         if parts.is_empty() {
             return Ok(());
         }
         let mut claimed = Vec::new();
         for part in parts {
-            timer.enter(Stage::Claim);
+            call.enter(Stage::Claim);
             let of_claim = policy.unwrap_or(FlushPolicy::Require);
             let claim = self.claim(part.disk(), of_claim, watch, deadline)?;
             if let Some(policy) = policy {
-                timer.enter(Stage::Flush);
+                call.enter(Stage::Flush);
                 let flush = self.write_back(&claim, part.disk(), policy, deadline)?;
                 if flush != Flush::Done {
                     receipt.flush.get_or_insert(flush);
@@ -108,7 +108,7 @@ impl Engine {
             }
             claimed.push((part, claim));
         }
-        timer.enter(Stage::RemoveMap);
+        call.enter(Stage::RemoveMap);
         for (part, claim) in claimed {
             drop(claim);
             self.delete_map(&part, None, watch, deadline)?;

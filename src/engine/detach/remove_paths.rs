@@ -2,12 +2,12 @@
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::call::CallContext;
 use crate::engine::detach::foreign_unit::{
     refuse_map_of_another, refuse_maps_of_others, replaced_below,
 };
 use crate::engine::detach::receipt::{Flush, MapReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
-use crate::engine::timing::StageTimer;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::{Claim, FlushPolicy};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
@@ -20,13 +20,10 @@ use crate::multipath::Map;
 impl DetachRun<'_> {
     /// Removes the map and the paths that are there now; returns `false` where there are
     /// none. Nothing is deleted before everything is claimed and flushed.
-    pub(super) fn remove_present(
-        &mut self,
-        timer: &mut StageTimer,
-        deadline: Deadline,
-    ) -> Result<bool> {
+    pub(super) fn remove_present(&mut self, call: &mut CallContext) -> Result<bool> {
+        let deadline = call.deadline;
         let engine = self.engine;
-        timer.enter(Stage::Resolve);
+        call.enter(Stage::Resolve);
         let first_paths = std::mem::take(&mut self.first_paths);
         let mut paths = engine.paths_of(&self.unit, &self.named_devices, first_paths, deadline)?;
         self.timed_out |= paths.iter().any(|path| path.timed_out);
@@ -40,7 +37,7 @@ impl DetachRun<'_> {
         for path in &paths {
             self.add_to_receipt(path)?;
         }
-        timer.enter(Stage::Claim);
+        call.enter(Stage::Claim);
         self.refuse_users_of_diskless(&paths, deadline)?;
         if let Some(map) = map {
             let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
@@ -48,11 +45,11 @@ impl DetachRun<'_> {
             self.refuse_other_units_below(&map, &paths, &below, deadline)?;
             self.refuse_failed_flush_below(&paths, &below)?;
             let replaced = replaced_below(&paths, &below);
-            timer.enter(Stage::Claim);
-            self.check_and_remove_map(&map, (replaced, &below), timer, deadline)?;
+            call.enter(Stage::Claim);
+            self.check_and_remove_map(&map, (replaced, &below), call)?;
             self.mark_in_map(&paths, &below);
         }
-        timer.enter(Stage::Claim);
+        call.enter(Stage::Claim);
         let snapshot = self.refuse_writers(&paths, deadline)?;
         let mut claimed = Vec::new();
         for path in paths {
@@ -73,10 +70,10 @@ impl DetachRun<'_> {
         for one in &claimed {
             self.drop_from_multipathd(&one.path, deadline);
         }
-        timer.enter(Stage::Flush);
+        call.enter(Stage::Flush);
         self.flush_all(&claimed, deadline)?;
         snapshot.recheck_if_old(engine, deadline)?;
-        timer.enter(Stage::Delete);
+        call.enter(Stage::Delete);
         self.delete_all(claimed, deadline)?;
         Ok(true)
     }
@@ -137,8 +134,7 @@ impl DetachRun<'_> {
         &mut self,
         map: &Map,
         (replaced, below): (Option<Flush>, &[BlockDevice]),
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<()> {
         let mut receipt = MapReceipt {
             name: map.name().to_owned(),
@@ -151,7 +147,7 @@ impl DetachRun<'_> {
         let policy = self.request.flush_policy;
         let checked = self
             .engine
-            .refuse_users_of_map(map, below, policy, deadline);
+            .refuse_users_of_map(map, below, policy, call.deadline);
         let done = checked.and_then(|not_looked_at| {
             NotLookedAt::merge(&mut self.receipt.not_looked_at, &not_looked_at);
             self.engine.remove_map(
@@ -159,8 +155,7 @@ impl DetachRun<'_> {
                 (self.daemon.as_ref(), self.request, replaced),
                 &mut self.maps,
                 &mut receipt,
-                timer,
-                deadline,
+                call,
             )
         });
         if receipt.told_to_fail {

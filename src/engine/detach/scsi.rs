@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use crate::deadline::{Backoff, Deadline};
+use crate::deadline::Backoff;
 use crate::engine::Engine;
+use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::{DetachFailure, PathReceipt, Receipt};
 use crate::engine::detach::resolve::ResolvedUnit;
 use crate::engine::detach::run::DetachRun;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
-use crate::engine::timing::StageTimer;
 use crate::engine::unit::place::refuse_weak_name;
 use crate::engine::unit::{KnownPath, mismatch};
 use crate::engine::usage::claim::FlushPolicy;
@@ -25,20 +25,19 @@ impl Engine {
         &self,
         resolved: &ResolvedUnit,
         request: &DetachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Detachment, DetachFailure> {
-        timer.enter(Stage::Lock);
-        let _locks = self.lock_addresses(resolved.locked_addresses(), deadline)?;
+        call.enter(Stage::Lock);
+        let _locks = self.lock_addresses(resolved.locked_addresses(), call.deadline)?;
         // This looks first: the devices of a scan that has ended by then are found below.
         let may_come = self.are_scanned(&resolved.addresses)?;
-        let done = self.detach_present(resolved, request, timer, deadline)?;
+        let done = self.detach_present(resolved, request, call)?;
         if !may_come {
             return Ok(done);
         }
-        timer.enter(Stage::Lock);
-        let late = match self.wait_for_scans(&resolved.addresses, deadline) {
-            Ok(()) => self.detach_present(resolved, request, timer, deadline),
+        call.enter(Stage::Lock);
+        let late = match self.wait_for_scans(&resolved.addresses, call.deadline) {
+            Ok(()) => self.detach_present(resolved, request, call),
             Err(error) => Err(error.into()),
         };
         match late {
@@ -52,16 +51,16 @@ impl Engine {
         &self,
         resolved: &ResolvedUnit,
         request: &DetachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Detachment, DetachFailure> {
-        timer.enter(Stage::Identify);
+        let deadline = call.deadline;
+        call.enter(Stage::Identify);
         let named_devices = self.named_devices(resolved, request.expected.as_ref())?;
         let known = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
         let unit = self.unit_of(resolved, &known, request.expected.as_ref())?;
         self.refuse_unproven_alias(resolved, &known, &unit)?;
 
-        timer.enter(Stage::Lock);
+        call.enter(Stage::Lock);
         let _lock = self.lock_unit(&unit.names, deadline)?;
 
         let mut run = DetachRun {
@@ -89,7 +88,7 @@ impl Engine {
         }
         let first_devices: Vec<ScsiDevice> = known.iter().map(|path| path.device.clone()).collect();
         run.first_paths = known;
-        let gone = retry_until_gone(&mut run, timer, deadline);
+        let gone = retry_until_gone(&mut run, call);
         run.read_back();
         match gone.and_then(|()| run.wait_for_removals(deadline)) {
             Ok(mut doubts) => {
@@ -231,14 +230,11 @@ fn alias(lun: Lun) -> Option<Lun> {
 /// Repeats a pass after a transient failure (multipathd takes a path again, udev probes a
 /// disk, another process deletes a device) until nothing of the unit is left or the
 /// deadline passes.
-fn retry_until_gone(
-    run: &mut DetachRun<'_>,
-    timer: &mut StageTimer,
-    deadline: Deadline,
-) -> Result<()> {
+fn retry_until_gone(run: &mut DetachRun<'_>, call: &mut CallContext) -> Result<()> {
+    let deadline = call.deadline;
     let mut pauses = Backoff::for_other_process();
     loop {
-        match run.remove_present(timer, deadline) {
+        match run.remove_present(call) {
             Ok(false) => break,
             Ok(true) => {}
             Err(error) if !deadline.has_passed() && run.is_transient(&error, deadline) => {
@@ -255,7 +251,7 @@ fn retry_until_gone(
             Err(error) => return Err(error),
         }
     }
-    run.wait_until_forgotten(timer, deadline)
+    run.wait_until_forgotten(call)
 }
 
 /// Whether this detach flushed the path.

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
+use crate::engine::call::CallContext;
 use crate::engine::detach::run::DetachRun;
-use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::multipath::Daemon;
 use crate::scsi::ScsiDevice;
@@ -16,15 +16,12 @@ const REMOVALS_LIMIT: Duration = Duration::from_secs(2);
 
 impl DetachRun<'_> {
     /// Waits until multipathd itself reports that it knows none of the paths.
-    pub(super) fn wait_until_forgotten(
-        &mut self,
-        timer: &mut StageTimer,
-        deadline: Deadline,
-    ) -> Result<()> {
+    pub(super) fn wait_until_forgotten(&mut self, call: &mut CallContext) -> Result<()> {
+        let deadline = call.deadline;
         let Some(daemon) = &self.daemon else {
             return Ok(());
         };
-        timer.enter(Stage::Forget);
+        call.enter(Stage::Forget);
         for path in &mut self.receipt.paths {
             let Some(name) = path.node.as_ref().and_then(|node| node.file_name()) else {
                 continue;

@@ -9,9 +9,9 @@ use self::new_session::NewSession;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::AttachRequest;
+use crate::engine::call::CallContext;
 use crate::engine::iscsi::sessions::{end_if_down, end_if_unused, end_unused_best_effort, share};
 use crate::engine::lock::device_lock::DeviceLock;
-use crate::engine::timing::StageTimer;
 use crate::error::{Error, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
 use crate::iscsi::{IscsiSession, SessionName, SessionOptions};
@@ -93,14 +93,13 @@ impl Engine {
     pub(in crate::engine) fn routes_with_sessions(
         &self,
         request: &AttachRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<(Vec<RouteAttempt>, Sessions)> {
         let mut sessions = Sessions::default();
-        match self.routes_over(request, timer, &mut sessions, deadline) {
+        match self.routes_over(request, &mut sessions, call) {
             Ok(routes) => Ok((routes, sessions)),
             Err(error) => {
-                sessions.rollback(self.roots(), deadline.for_rollback());
+                sessions.rollback(self.roots(), call.deadline.for_rollback());
                 Err(error)
             }
         }
@@ -109,10 +108,10 @@ impl Engine {
     fn routes_over(
         &self,
         request: &AttachRequest,
-        timer: &mut StageTimer,
         sessions: &mut Sessions,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Vec<RouteAttempt>> {
+        let deadline = call.deadline;
         loop {
             let candidates = self.candidates(request)?;
             // Another process may have ended a session.
@@ -124,7 +123,7 @@ impl Engine {
             missing.retain(|name| !sessions.failures.contains_key(name));
             match &request.log_in {
                 Some(options) if !missing.is_empty() => {
-                    timer.enter(Stage::Login);
+                    call.enter(Stage::Login);
                     let there = candidates
                         .iter()
                         .filter(|candidate| candidate.route.address.is_ok())

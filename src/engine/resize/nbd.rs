@@ -4,12 +4,12 @@ use nix::libc;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::call::CallContext;
 use crate::engine::detach::DetachTarget;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::outcome::HealOutcome;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::resize::{ResizeRequest, Resized};
-use crate::engine::timing::StageTimer;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
@@ -22,16 +22,19 @@ impl Engine {
         &self,
         backend: &BackendId,
         request: &ResizeRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Resized> {
-        timer.enter(Stage::Lock);
-        let lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(backend), deadline)?;
+        call.enter(Stage::Lock);
+        let lock = DeviceLock::take(
+            self.roots(),
+            &DeviceLock::of_backend(backend),
+            call.deadline,
+        )?;
         let Some(device) = self.nbd_of(backend)? else {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
-        self.grow_nbd(&device, backend, lock, request, timer, deadline)
+        self.grow_nbd(&device, backend, lock, request, call)
     }
 
     /// Does the same for the named device.
@@ -39,8 +42,7 @@ impl Engine {
         &self,
         device: &NbdDevice,
         request: &ResizeRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Resized> {
         let index = device.index();
         if device.pid()?.is_none() {
@@ -55,9 +57,13 @@ impl Engine {
             );
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         };
-        timer.enter(Stage::Lock);
-        let lock = DeviceLock::take(self.roots(), &DeviceLock::of_backend(&backend), deadline)?;
-        self.grow_nbd(device, &backend, lock, request, timer, deadline)
+        call.enter(Stage::Lock);
+        let lock = DeviceLock::take(
+            self.roots(),
+            &DeviceLock::of_backend(&backend),
+            call.deadline,
+        )?;
+        self.grow_nbd(device, &backend, lock, request, call)
     }
 
     fn grow_nbd(
@@ -66,18 +72,18 @@ impl Engine {
         backend: &BackendId,
         lock: DeviceLock,
         request: &ResizeRequest,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Resized> {
+        let deadline = call.deadline;
         let (roots, index, disk) = (self.roots(), device.index(), device.disk());
         let uri = self.server_of(device, backend, request)?;
         // The kernel holds I/O while it changes the size, so no request may wait for a
         // dead server.
-        timer.enter(Stage::Probe);
+        call.enter(Stage::Probe);
         self.require_answer(device, backend, deadline)?;
         let connections = self.connections_of(device, backend)?;
 
-        timer.enter(Stage::Dial);
+        call.enter(Stage::Dial);
         let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
         let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
         let differences = device.differences_of(server.export.clone(), deadline)?;
@@ -93,18 +99,18 @@ impl Engine {
             return Err(several_of_another(index));
         }
         // Nothing of the device has changed up to here.
-        timer.enter(Stage::Identify);
+        call.enter(Stage::Identify);
         let written = device.written()?;
         let first = self.require_same_volume(device, &server, deadline)?;
         require_end(index, &server, deadline)?;
         let mut watch = self.hub().watch(&index.name());
         if changed {
-            timer.enter(Stage::Reconfigure);
+            call.enter(Stage::Reconfigure);
             self.set_nbd_size(device, backend, size, deadline)?;
         }
         // The read also happens where the kernel has the size already: an earlier resize
         // may have been interrupted before it. One read proves one connection.
-        timer.enter(Stage::Probe);
+        call.enter(Stage::Probe);
         let is_served = if changed && connections.are_several {
             None
         } else {
@@ -136,7 +142,7 @@ impl Engine {
             (None, None) => return Err(several_of_another(index)),
         }
         if changed {
-            timer.enter(Stage::Settle);
+            call.enter(Stage::Settle);
             uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline)?;
         }
         Ok(Resized {
@@ -371,9 +377,9 @@ mod tests {
         let target = DetachTarget::Device("/dev/nbd0".into());
         let request = ResizeRequest::new(target);
         let refused = || {
-            let mut timer = StageTimer::new(Call::Resize, None);
             let soon = Deadline::after(Duration::from_secs(10));
-            let resized = engine.resize_nbd_device(&device, &request, &mut timer, soon);
+            let mut call = CallContext::new(Call::Resize, None, soon);
+            let resized = engine.resize_nbd_device(&device, &request, &mut call);
             resized.unwrap_err().kind()
         };
         assert_eq!(refused(), ErrorKind::NotFound);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::evidence::{LunCheck, StaleProof};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::timing::StageTimer;
+use crate::engine::call::CallContext;
 use crate::engine::usage::claim::FlushPolicy;
 use crate::engine::usage::{Extent, Removal};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -77,10 +77,9 @@ impl Engine {
         device: &ScsiDevice,
         proof: &StaleProof,
         owner: Owner<'_>,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> ReapOutcome {
-        match self.lock_and_delete(device, proof, owner, timer, deadline) {
+        match self.lock_and_delete(device, proof, owner, call) {
             Ok(()) => ReapOutcome::Reaped,
             Err(_) if !device.is_there() => ReapOutcome::Reaped,
             Err(error) => ReapOutcome::Skipped(error),
@@ -97,11 +96,11 @@ impl Engine {
         device: &ScsiDevice,
         proof: &StaleProof,
         owner: Owner<'_>,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<()> {
+        let deadline = call.deadline;
         let hctl = device.hctl();
-        timer.enter(Stage::Lock);
+        call.enter(Stage::Lock);
         let limit = deadline.at_most(LOCK_LIMIT.min(deadline.remaining() / 4));
         let _address = self.lock_addresses(BTreeSet::from([hctl]), limit)?;
         let _unit = self.lock_unit(&proof.was.names, limit)?;
@@ -110,19 +109,19 @@ impl Engine {
             let message = format!("it belongs to volume {volume} now");
             return Err(Error::new(ErrorKind::InUse, message).at(Stage::Lock));
         }
-        timer.enter(Stage::Claim);
+        call.enter(Stage::Claim);
         self.refuse_users(&proof.disk, deadline)?;
         let mut watch = self.hub().watch(&hctl.to_string());
         let claim = self.claim(&proof.disk, FlushPolicy::Require, &mut watch, deadline)?;
         // The array may have mapped the unit again during the wait for the locks.
-        timer.enter(Stage::Identify);
+        call.enter(Stage::Identify);
         match self.check_lun(device, deadline) {
             LunCheck::Stale(_) => {}
             LunCheck::Removed => return Ok(()),
             LunCheck::Present => return Err(no_proof("it answers again")),
             LunCheck::Unproven { why, .. } => return Err(no_proof(&why)),
         }
-        timer.enter(Stage::Delete);
+        call.enter(Stage::Delete);
         self.delete(device, &proof.disk, claim, &mut watch, deadline)
     }
 }

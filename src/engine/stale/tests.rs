@@ -46,7 +46,8 @@ fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     metrics::with_local_recorder(&recorder, || {
-        let mut timer = StageTimer::new(Call::Reap, None);
+        let soon = Deadline::after(std::time::Duration::from_secs(30));
+        let mut call = CallContext::new(Call::Reap, None, soon);
         for (evidence, owner) in acts {
             let proof = StaleProof {
                 disk: device.disk().unwrap().unwrap(),
@@ -54,8 +55,7 @@ fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
                 was: Identity::default(),
                 evidence: evidence.clone(),
             };
-            let soon = Deadline::after(std::time::Duration::from_secs(30));
-            let stale_lun = engine.reap_one(&device, proof, &dry_run, owner, &mut timer, soon);
+            let stale_lun = engine.reap_one(&device, proof, &dry_run, owner, &mut call);
             assert_eq!(&stale_lun.evidence, evidence);
         }
     });

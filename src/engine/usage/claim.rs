@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::Flush;
-use crate::engine::timing::StageTimer;
 use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{self, Extent, NotLookedAt, Removal, UsageSnapshot};
 use crate::error::{ErrorKind, Result, Stage};
@@ -58,14 +58,14 @@ impl Engine {
         disk: &BlockDevice,
         policy: FlushPolicy,
         watch: &mut Watch,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Claimed> {
-        timer.enter(Stage::Claim);
+        let deadline = call.deadline;
+        call.enter(Stage::Claim);
         let claim = self.claim(disk, policy, watch, deadline)?;
         let snapshot = UsageSnapshot::take(self, &[disk], Extent::BesideClaim, deadline)?;
         snapshot.refuse_writers(self)?;
-        timer.enter(Stage::Flush);
+        call.enter(Stage::Flush);
         let flush = self.write_back(&claim, disk, policy, deadline)?;
         snapshot.recheck_if_old(self, deadline)?;
         Ok(Claimed {

@@ -70,10 +70,10 @@ fn require_map(engine: &Engine) -> Error {
         daemon: Daemon::find(roots).unwrap(),
         wanted: MapPolicy::Required,
     };
-    let mut timer = StageTimer::new(Call::Attach, None);
     let soon = Deadline::after(Duration::from_secs(30));
+    let mut call = CallContext::new(Call::Attach, None, soon);
     let identity = Identity::default();
-    let done = engine.wait_for_map(map_waiter, &paths, &identity, &mut timer, soon);
+    let done = engine.wait_for_map(map_waiter, &paths, &identity, &mut call);
     done.unwrap_err()
 }
 

@@ -6,7 +6,7 @@ use super::{Served, content};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Attachment};
-use crate::engine::timing::StageTimer;
+use crate::engine::call::CallContext;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
 use crate::kernel::blockdev::BlockDevice;
@@ -20,8 +20,7 @@ impl Engine {
         uri: &NbdUri,
         request: &AttachRequest,
         backend: &BackendId,
-        timer: &mut StageTimer,
-        deadline: Deadline,
+        call: &mut CallContext,
     ) -> Result<Attachment> {
         if let Some(index) = request.nbd.index.filter(|&index| index != device.index()) {
             let found = device.index();
@@ -42,8 +41,8 @@ impl Engine {
         }
         self.require_source(device, uri, backend)?;
         self.require_tls_known(device, uri, request, backend)?;
-        timer.enter(Stage::Probe);
-        let first = self.require_answer(device, backend, deadline)?;
+        call.enter(Stage::Probe);
+        let first = self.require_answer(device, backend, call.deadline)?;
         let content = nbd::content_names(&first);
         content::require_expected(&request.nbd, Some(&content), uri)?;
         let mut watch = self.hub().watch(&device.index().name());
@@ -51,8 +50,7 @@ impl Engine {
             content: Some(content),
             tls: self.known_tls(device, backend, None),
         };
-        let mut attachment =
-            self.prove_nbd(device, request, served, &mut watch, timer, deadline)?;
+        let mut attachment = self.prove_nbd(device, request, served, &mut watch, call)?;
         attachment.changed = false;
         Ok(attachment)
     }
