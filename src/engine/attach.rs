@@ -10,6 +10,7 @@ pub(super) mod nbd_options;
 mod path_set;
 pub(super) mod request;
 mod rollback;
+mod scan;
 mod scsi;
 mod scsi_path;
 

@@ -98,65 +98,13 @@ impl Engine {
         call: &mut CallContext,
     ) -> Result<UnitMap> {
         let deadline = call.deadline;
-        let MapWaiter {
-            mut watch,
-            mut daemon,
-            wanted,
-        } = map_waiter;
         call.enter(Stage::Map);
-        let no_daemon = "no multipathd answers in this network namespace".to_owned();
-        let (mut kind_of_none, mut why_none) = (ErrorKind::NotSupported, no_daemon);
-        let mut answers = Answers::default();
-        if let Some(there) = &daemon {
-            kind_of_none = ErrorKind::Refused;
-            match retry_once_if_restarted(|| Answers::add_paths(there, paths, deadline)) {
-                Ok(said) => answers = said,
-                // A map that is there already needs no daemon.
-                Err(error) if error.kind() == ErrorKind::Unreachable => {
-                    kind_of_none = error.kind();
-                    why_none = error.to_string();
-                    daemon = None;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        let mut told = false;
-        let map = loop {
-            match Self::map_of_paths(paths, &mut answers.refused, identity)? {
-                MapSearch::Whole(map) => break Some(map),
-                MapSearch::None if !answers.delayed => {
-                    match &daemon {
-                        _ if wanted == MapPolicy::No => break None,
-                        Some(daemon) if !told => {
-                            told = true;
-                            if let Some(none) =
-                                self.request_map(daemon, paths, &mut answers, deadline)?
-                            {
-                                (kind_of_none, why_none) = none;
-                            }
-                            // The next turn looks at the map itself, whatever multipathd
-                            // answered.
-                            continue;
-                        }
-                        _ => {}
-                    }
-                    if wanted == MapPolicy::Required {
-                        return Err(no_map(kind_of_none, &why_none));
-                    }
-                    break None;
-                }
-                MapSearch::None | MapSearch::Partial(_) if watch.next(deadline).is_some() => {}
-                MapSearch::Partial(map) => {
-                    return Err(timed_out(&format!("it holds {map}"), deadline));
-                }
-                MapSearch::None => return Err(timed_out("there is no map", deadline)),
-            }
-        };
-        let Some(map) = map else {
-            let answers = daemon.is_some();
+        let mut search = SearchForMap::begin(map_waiter, paths, deadline)?;
+        let Some(map) = self.search_for_map(&mut search, paths, identity, deadline)? else {
+            let answers = search.daemon.is_some();
             self.refuse_paths_beside_a_map(paths, identity, answers, deadline)?;
             return Ok(UnitMap {
-                why_none: (wanted != MapPolicy::No).then_some(why_none),
+                why_none: (search.wanted != MapPolicy::No).then_some(search.why_none.1),
                 ..UnitMap::default()
             });
         };
@@ -164,12 +112,54 @@ impl Engine {
         // Uses a barrier, since the event that made the map may precede the watch.
         let mode = self.hub().mode();
         let dir = map.disk().dir();
-        let proof = crate::uevent::settle_again(&mut watch, mode, self.roots(), dir, deadline)?;
+        let proof =
+            crate::uevent::settle_again(&mut search.watch, mode, self.roots(), dir, deadline)?;
         Ok(UnitMap {
             map: Some((map, proof)),
             why_none: None,
-            refused: answers.refused,
+            refused: search.answers.refused,
         })
+    }
+
+    /// Waits until the map holds the paths. Returns `None` if none will be made, and none is
+    /// required.
+    fn search_for_map(
+        &self,
+        search: &mut SearchForMap,
+        paths: &[ProbedPath],
+        identity: &Identity,
+        deadline: Deadline,
+    ) -> Result<Option<Map>> {
+        let mut is_requested = false;
+        loop {
+            match Self::map_of_paths(paths, &mut search.answers.refused, identity)? {
+                MapState::Whole(map) => return Ok(Some(map)),
+                MapState::None if !search.answers.delayed => {
+                    if search.wanted == MapPolicy::No {
+                        return Ok(None);
+                    }
+                    if let Some(daemon) = search.daemon.as_ref().filter(|_| !is_requested) {
+                        is_requested = true;
+                        if let Some(none) =
+                            self.request_map(daemon, paths, &mut search.answers, deadline)?
+                        {
+                            search.why_none = none;
+                        }
+                        // The next turn looks at the map itself, whatever multipathd answered.
+                        continue;
+                    }
+                    if search.wanted == MapPolicy::Required {
+                        return Err(search.no_map());
+                    }
+                    return Ok(None);
+                }
+                MapState::None | MapState::Partial(_) if search.watch.next(deadline).is_some() => {}
+                MapState::Partial(map) => {
+                    return Err(timed_out(&format!("it holds {map}"), deadline));
+                }
+                MapState::None => return Err(timed_out("there is no map", deadline)),
+            }
+        }
     }
 
     /// Tells multipathd to make a map over these paths, unless one of them is in use. Returns
@@ -224,7 +214,7 @@ impl Engine {
         paths: &[ProbedPath],
         refused: &mut BTreeMap<String, Error>,
         identity: &Identity,
-    ) -> Result<MapSearch> {
+    ) -> Result<MapState> {
         let mut whole: Option<Map> = None;
         let mut outside = false;
         for path in paths {
@@ -254,10 +244,10 @@ impl Engine {
             Some(map) if outside => {
                 let held = map.paths()?;
                 let held: Vec<&str> = held.iter().map(BlockDevice::name).collect();
-                MapSearch::Partial(format!("only {}", held.join(", ")))
+                MapState::Partial(format!("only {}", held.join(", ")))
             }
-            Some(map) => MapSearch::Whole(map),
-            None => MapSearch::None,
+            Some(map) => MapState::Whole(map),
+            None => MapState::None,
         })
     }
 }
@@ -271,12 +261,56 @@ fn retry_once_if_restarted<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> 
     })
 }
 
-fn no_map(kind: ErrorKind, why: &str) -> Error {
-    let message = format!("a multipath map is required and there is none: {why}");
-    Error::new(kind, message).at(Stage::Map)
+/// The search for a map, after multipathd has been told of each path.
+struct SearchForMap {
+    watch: Watch,
+    /// `None` also if it closed the connection.
+    daemon: Option<Daemon>,
+    wanted: MapPolicy,
+    answers: Answers,
+    /// Why there is no map, if there is none.
+    why_none: (ErrorKind, String),
 }
 
-enum MapSearch {
+impl SearchForMap {
+    fn begin(map_waiter: MapWaiter, paths: &[ProbedPath], deadline: Deadline) -> Result<Self> {
+        let MapWaiter {
+            watch,
+            mut daemon,
+            wanted,
+        } = map_waiter;
+        let no_daemon = "no multipathd answers in this network namespace".to_owned();
+        let mut why_none = (ErrorKind::NotSupported, no_daemon);
+        let mut answers = Answers::default();
+        if let Some(there) = &daemon {
+            why_none.0 = ErrorKind::Refused;
+            match retry_once_if_restarted(|| Answers::add_paths(there, paths, deadline)) {
+                Ok(said) => answers = said,
+                // A map that is there already needs no daemon.
+                Err(error) if error.kind() == ErrorKind::Unreachable => {
+                    why_none = (error.kind(), error.to_string());
+                    daemon = None;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self {
+            watch,
+            daemon,
+            wanted,
+            answers,
+            why_none,
+        })
+    }
+
+    fn no_map(&self) -> Error {
+        let (kind, why) = &self.why_none;
+        let message = format!("a multipath map is required and there is none: {why}");
+        Error::new(*kind, message).at(Stage::Map)
+    }
+}
+
+enum MapState {
     /// The map holds every path that multipathd has not refused.
     Whole(Map),
     /// The map holds only some of the paths; the text names them.

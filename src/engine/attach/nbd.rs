@@ -14,7 +14,7 @@ use crate::engine::call::CallContext;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::receivers::{self, Receives};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, ContentName, NbdUri};
+use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
 use crate::kernel::blockdev;
 use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, TlsInfo};
 use crate::uevent::Watch;
@@ -68,7 +68,6 @@ impl Engine {
         call: &mut CallContext,
     ) -> Result<Option<Attachment>> {
         let deadline = call.deadline;
-        let roots = self.roots();
         call.enter(Stage::Dial);
         let (connections, export, tls) = dial_all(uri, request, deadline)?;
         let export = if request.nbd.read_only {
@@ -93,20 +92,20 @@ impl Engine {
             geometry,
             sockets: sockets.collect(),
         };
-        let connected = self.connect_free(&offer, deadline)?;
         let Connected {
             device,
             written,
             mut watch,
             _lock: _held,
-        } = connected;
+        } = self.connect_free(&offer, deadline)?;
         self.nbd_reads.has_new_connection(device.index());
         let timeouts = request.nbd.timeouts().into();
         let connected_by = device.pid().ok().flatten();
+        let sockets = std::mem::take(&mut offer.sockets);
         let mut link = Link::new(
             uri.clone(),
             backend.clone(),
-            std::mem::take(&mut offer.sockets),
+            sockets,
             timeouts,
             connected_by,
         );
@@ -131,20 +130,31 @@ impl Engine {
             Err(error) => {
                 let deadline = deadline.for_rollback();
                 link.shut_down();
-                let index = device.index();
-                // The device stays until its last close, which may be that of udev's probe.
-                let taken_down = nbd::disconnect(roots, index, deadline)
-                    .and_then(|()| nbd::wait_until_free(roots, index, &mut watch, deadline));
-                match taken_down {
+                match self.disconnect_again(device.index(), &mut watch, deadline) {
                     Ok(()) if connects_again && !deadline.has_passed() => Ok(None),
                     Ok(()) => Err(error),
-                    Err(failure) => Err(error.with_last_seen(format!(
-                        "nbd{index} was connected, and the rollback could not disconnect it: \
-                         {failure}"
-                    ))),
+                    Err(failure) => Err(error.with_last_seen(failure)),
                 }
             }
         }
+    }
+
+    /// Disconnects a device that this attach connected, and waits until it is free: it stays
+    /// until its last close, which may be that of udev's probe. Returns why that failed.
+    fn disconnect_again(
+        &self,
+        index: NbdIndex,
+        watch: &mut Watch,
+        deadline: Deadline,
+    ) -> Result<(), String> {
+        let roots = self.roots();
+        nbd::disconnect(roots, index, deadline)
+            .and_then(|()| nbd::wait_until_free(roots, index, watch, deadline))
+            .map_err(|failure| {
+                format!(
+                    "nbd{index} was connected, and the rollback could not disconnect it: {failure}"
+                )
+            })
     }
 
     /// Whether the kernel receives over each connection. For a single connection the settling

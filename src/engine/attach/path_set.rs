@@ -3,12 +3,14 @@
 use crate::engine::Engine;
 use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::attach::{AttachRequest, MissingPath, UnitPath};
+use crate::engine::iscsi::login::RouteAttempt;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::RouteKind;
+use crate::id::{Hctl, RouteKind};
 use crate::iscsi::{IscsiSession, SessionOptions};
 use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::Identity;
+use crate::transport::Route;
 
 /// The paths of an attach, found and missing.
 #[derive(Default)]
@@ -170,6 +172,41 @@ pub(super) fn require_paths(
             .caused_by(cause),
         None => error.at(Stage::Resolve),
     })
+}
+
+/// Where the routes of an attach lead.
+pub(super) struct RoutedPaths {
+    /// The addresses, each once: two sources may name the same path.
+    pub(super) ways: Vec<(RouteKind, Hctl)>,
+    pub(super) missing: Vec<MissingPath>,
+    /// The most severe reason of a login that failed.
+    pub(super) cause: Option<Error>,
+}
+
+impl RoutedPaths {
+    /// # Errors
+    /// Why the only route has no session.
+    pub(super) fn of(routes: Vec<RouteAttempt>) -> Result<Self> {
+        let alone = routes.len() == 1;
+        let mut all = Self {
+            ways: Vec::new(),
+            missing: Vec::new(),
+            cause: None,
+        };
+        for (Route { via, address }, why_no_session) in routes {
+            match (address, why_no_session) {
+                (Ok(hctl), _) if all.ways.iter().any(|(_, known)| *known == hctl) => {}
+                (Ok(hctl), _) => all.ways.push((via, hctl)),
+                (Err(_), Some(error)) if alone => return Err(error),
+                (Err(_), Some(error)) => {
+                    all.missing.push(MissingPath::new(via, &error));
+                    all.cause = Some(more_severe(all.cause, error));
+                }
+                (Err(why), None) => all.missing.push(MissingPath::new(via, &why)),
+            }
+        }
+        Ok(all)
+    }
 }
 
 #[cfg(test)]

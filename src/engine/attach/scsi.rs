@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::multipath_map::UnitMap;
-use crate::engine::attach::path_set::{PathSet, more_severe, require_paths};
+use crate::engine::attach::path_set::{PathSet, RoutedPaths, more_severe, require_paths};
 use crate::engine::attach::rollback;
 use crate::engine::attach::scsi_path::PathFailure;
 use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim};
@@ -17,8 +17,8 @@ use crate::engine::unit::place::PathPlace;
 use crate::engine::usage::failed_flush::{self, LossMarks};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, Source};
-use crate::kernel::blockdev::{self};
-use crate::scsi::{self, ScannedBy};
+use crate::kernel::blockdev;
+use crate::scsi::{self, Identity, ScannedBy};
 use crate::transport::{self, Route};
 use crate::uevent::Settled;
 
@@ -62,36 +62,16 @@ impl Engine {
         request: &AttachRequest,
         call: &mut CallContext,
     ) -> Result<Attachment> {
-        let deadline = call.deadline;
-        let mut ways = Vec::new();
-        let mut missing = Vec::new();
-        let mut cause = None;
-        let alone = routes.len() == 1;
-        for (
-            Route {
-                via,
-                address: place,
-            },
-            why_no_session,
-        ) in routes
-        {
-            match (place, why_no_session) {
-                (Ok(hctl), _) => ways.push((via, hctl)),
-                (Err(_), Some(error)) if alone => return Err(error),
-                (Err(_), Some(error)) => {
-                    missing.push(MissingPath::new(via, &error));
-                    cause = Some(more_severe(cause, error));
-                }
-                (Err(why), None) => missing.push(MissingPath::new(via, &why)),
-            }
-        }
-        // Two sources may name the same path.
-        let mut seen = BTreeSet::new();
-        ways.retain(|(_, hctl)| seen.insert(*hctl));
+        let RoutedPaths {
+            ways,
+            mut missing,
+            cause,
+        } = RoutedPaths::of(routes)?;
         let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
 
         call.enter(Stage::Lock);
-        let _locks = self.lock_addresses(seen, deadline)?;
+        let addresses = ways.iter().map(|(_, hctl)| *hctl).collect();
+        let _locks = self.lock_addresses(addresses, call.deadline)?;
         let alone = ways.len() == 1 && missing.is_empty();
         let mut unit = PathSet::default();
         for path in self.probe_paths(ways, request, call) {
@@ -210,36 +190,54 @@ impl Engine {
         // afterwards.
         let named = unit.paths.len() + unit.missing.len();
         let map_waiter = self.map_waiter(request, named)?;
-        let mut settled = self.settle_paths(unit, request, deadline)?;
+        let settled = self.settle_paths(unit, request, deadline)?;
 
-        let mut path_set = match map_waiter {
+        let mut unit_map = match map_waiter {
             Some(map_waiter) => self.wait_for_map(map_waiter, &unit.paths, &identity, call)?,
             None => UnitMap::default(),
         };
         unit.retain(request, |path| {
-            path_set.require_in_map(path)?;
+            unit_map.require_in_map(path)?;
             path.check_unchanged()
         })?;
-        let UnitMap { map, why_none, .. } = path_set;
-        if map.is_none() {
+        if unit_map.map.is_none() {
             self.read_access_states(unit, request, call)?;
             self.require_one_that_serves_io(unit, deadline)?;
         }
-        let best = unit.best()?;
-        let (mut disk, mut diskseq) = (best.disk.clone(), best.diskseq);
-        if let Some((map, proof)) = &map {
-            disk = map.disk().clone();
-            diskseq = disk.diskseq()?;
-            settled = (proof.how, proof.links.clone());
-        }
-        let changed = unit.paths.iter().any(|path| path.changed);
-        if changed {
+        if unit.paths.iter().any(|path| path.changed) {
             // A new user of the unit starts from the data on it, so earlier failed
             // flushes no longer count.
             failed_flush::purge_stale(roots, &identity.names, LossMarks::Remove);
         }
-        let (how, links) = settled;
-        let attachment = Attachment {
+        let attachment = self.attachment(unit, request, identity, unit_map, settled)?;
+        for path in &unit.paths {
+            if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
+                first.keep(&path.identity);
+            }
+        }
+        Ok(attachment)
+    }
+
+    /// The facts of the unit's map, or of its best path where there is none.
+    fn attachment(
+        &self,
+        unit: &mut PathSet,
+        request: &AttachRequest,
+        identity: Identity,
+        UnitMap { map, why_none, .. }: UnitMap,
+        settled_paths: (Settled, Vec<String>),
+    ) -> Result<Attachment> {
+        let roots = self.roots();
+        let best = unit.best()?;
+        let (disk, diskseq, (settled, links)) = match &map {
+            Some((map, proof)) => {
+                let disk = map.disk().clone();
+                let diskseq = disk.diskseq()?;
+                (disk, diskseq, (proof.how, proof.links.clone()))
+            }
+            None => (best.disk.clone(), best.diskseq, settled_paths),
+        };
+        Ok(Attachment {
             source: request.source.clone(),
             node: disk.node(roots),
             devno: disk.devno(),
@@ -247,9 +245,9 @@ impl Engine {
             size: disk.size()?,
             read_only: disk.read_only()?,
             links: blockdev::links_to(roots, disk.devno(), &links),
-            settled: how,
+            settled,
             phases: Vec::new(),
-            changed,
+            changed: unit.paths.iter().any(|path| path.changed),
             unit: Unit::Scsi {
                 identity,
                 paths: unit.facts(roots, request.log_in.as_ref()),
@@ -257,13 +255,7 @@ impl Engine {
                 map: map.map(|(map, _)| map.name().to_owned()),
                 no_map: why_none,
             },
-        };
-        for path in &unit.paths {
-            if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
-                first.keep(&path.identity);
-            }
-        }
-        Ok(attachment)
+        })
     }
 
     /// Replaces each path by an older alias: where the unit is also at another LUN of the

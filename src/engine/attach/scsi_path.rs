@@ -8,7 +8,6 @@ use crate::engine::attach::rollback;
 use crate::engine::attach::{AttachRequest, Multipath};
 use crate::engine::call::CallContext;
 use crate::engine::first_names::FirstNames;
-use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::unit::mismatch;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DiskSeq, Hctl, Wwid};
@@ -114,63 +113,22 @@ impl Engine {
         request: &AttachRequest,
         call: &mut CallContext,
     ) -> Result<ProbedPath> {
-        let deadline = call.deadline;
-        let roots = self.roots();
-        let span = tracing::Span::current();
         // The watch starts before the scan, or it could miss the scan's events.
         let mut watch = self.hub().watch(&hctl.to_string());
         // The scan itself waits until a device that is being deleted has gone.
-        let there = ScsiDevice::find(roots, hctl)?;
+        let there = ScsiDevice::find(self.roots(), hctl)?;
         if let Some(device) = there
             && !device.is_being_deleted()?
+            && let Some(found) = self.use_or_remove_existing(&device, request, &mut watch, call)?
         {
-            match self.identify(&device, ScannedBy::Other, &mut watch, call) {
-                Ok(found) => {
-                    span.record("disk", found.disk.name());
-                    if let Some(was) = self.earlier_identity(&device, &found)? {
-                        let now = &found.identity;
-                        self.remove_replaced(&device, now, &mut watch, call)
-                            .map_err(|error| stale_not_replaced(&error, &was, hctl, &found))?;
-                    } else {
-                        expect(request, hctl, &found)?;
-                        self.wait_for_transition(&device, &found, request, deadline)?;
-                        self.ensure_size(&device, &found, call)?;
-                        return Ok(found.probed(via, device, false, watch));
-                    }
-                }
-                // No unit was connected at the last scan, and the kernel does not probe
-                // the device again.
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    tracing::info!(%hctl, %error, "deleting the stale device");
-                    call.enter(Stage::Delete);
-                    self.delete_diskless(&device, &mut watch, deadline)?;
-                }
-                Err(error) => return Err(error),
-            }
+            return Ok(found.probed(via, device, false, watch));
         }
         call.enter(Stage::Scan);
-        let under_way = DeviceLock::of_scan(hctl);
-        let own = roots.clone();
-        let held = move || {
-            let lock = DeviceLock::share(&own, &under_way, deadline)?;
-            if deadline.has_passed() {
-                // The caller may have gone, and other processes have seen no scan lock.
-                let what = format!("{under_way} to begin");
-                return Err(Error::timed_out(Stage::Scan, deadline, &what));
-            }
-            Ok(lock)
-        };
-        let device = scsi::scan(roots, &self.scheduler, hctl, held, deadline)
-            .map_err(|error| self.explain_empty_scan(error, via, hctl, request))?;
+        let device = self.scan(hctl, via, request, call.deadline)?;
         let found = self
             .identify(&device, ScannedBy::Caller, &mut watch, call)
-            .inspect(|found| {
-                span.record("disk", found.disk.name());
-            })
             .and_then(|found| {
-                expect(request, hctl, &found)?;
-                self.wait_for_transition(&device, &found, request, deadline)?;
-                self.ensure_size(&device, &found, call)?;
+                self.require_usable(&device, &found, request, call)?;
                 Ok(found)
             });
         match found {
@@ -182,33 +140,51 @@ impl Engine {
         }
     }
 
-    /// Explains why a scan brought no device. The kernel scans nothing and reports nothing
-    /// where the session is not logged in or the port is not online
-    /// (`iscsi_user_scan_session`, `fc_user_scan_tgt`). So an empty scan describes the LUN
-    /// only where the path is still up after it.
-    fn explain_empty_scan(
+    /// The unit of a device that the kernel has, if the kernel knows it as the unit that it is
+    /// now. If it does not, removes the device, so that a scan brings the unit: returns `None`.
+    fn use_or_remove_existing(
         &self,
-        error: Error,
-        via: &RouteKind,
-        hctl: Hctl,
+        device: &ScsiDevice,
         request: &AttachRequest,
-    ) -> Error {
-        if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotReady) {
-            return error;
-        }
-        let routes = match self.routes(request.sources()) {
-            Ok(routes) => routes,
-            Err(error) => return error.at(Stage::Scan),
-        };
-        let mut why = format!("{via} no longer leads to {hctl}");
-        for route in routes {
-            match route.address {
-                Ok(place) if place == hctl => return error,
-                Err(missing) if route.via == *via => why = missing.to_string(),
-                _ => {}
+        watch: &mut Watch,
+        call: &mut CallContext,
+    ) -> Result<Option<FoundDisk>> {
+        let hctl = device.hctl();
+        match self.identify(device, ScannedBy::Other, watch, call) {
+            Ok(found) => {
+                if let Some(was) = self.earlier_identity(device, &found)? {
+                    self.remove_replaced(device, &found.identity, watch, call)
+                        .map_err(|error| stale_not_replaced(&error, &was, hctl, &found))?;
+                    return Ok(None);
+                }
+                self.require_usable(device, &found, request, call)?;
+                Ok(Some(found))
             }
+            // No unit was connected at the last scan, and the kernel does not probe the
+            // device again.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                tracing::info!(%hctl, %error, "deleting the stale device");
+                call.enter(Stage::Delete);
+                self.delete_diskless(device, watch, call.deadline)?;
+                Ok(None)
+            }
+            Err(error) => Err(error),
         }
-        Error::new(ErrorKind::TooFewPaths, why).at(Stage::Scan)
+    }
+
+    /// Checks that it is the expected unit, waits until it can serve I/O, and reads its size if
+    /// the kernel has none.
+    fn require_usable(
+        &self,
+        device: &ScsiDevice,
+        found: &FoundDisk,
+        request: &AttachRequest,
+        call: &mut CallContext,
+    ) -> Result<()> {
+        tracing::Span::current().record("disk", found.disk.name());
+        expect(request, device.hctl(), found)?;
+        self.wait_for_transition(device, found, request, call.deadline)?;
+        self.ensure_size(device, found, call)
     }
 
     /// Waits for the disk and reads the names of its unit.

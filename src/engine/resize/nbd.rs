@@ -89,10 +89,7 @@ impl Engine {
         let differences = device.differences_of(server.export.clone(), deadline)?;
         let old_size = disk.size()?;
         let size = size_on_server(index, old_size, &differences)?;
-        if let Some(least) = request.at_least.filter(|&least| size < least) {
-            let message = format!("its server reports {size} bytes, expected at least {least}");
-            return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Handshake));
-        }
+        require_least(size, request)?;
 
         let changed = size != old_size;
         if changed && connections.are_several && connections.own.is_none() {
@@ -126,18 +123,10 @@ impl Engine {
                 return Err(serves_others_only(index, old_size).caused_by(error));
             }
             (_, Some(timeouts)) => {
-                self.end_connections(device);
-                // The heal takes this lock itself.
-                drop(lock);
                 let content = KnownContent { first, written };
-                let mut reconnect =
-                    NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts).with_proven(
-                        server,
-                        content,
-                        differences,
-                    );
-                require_renewed(reconnect.reconnect(self, deadline).outcome)?;
-                self.require_last_block(device, deadline)?;
+                let reconnect = NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts)
+                    .with_proven(server, content, differences);
+                self.renew_connections(device, reconnect, lock, deadline)?;
             }
             (None, None) => return Err(several_of_another(index)),
         }
@@ -214,6 +203,21 @@ impl Engine {
         })
     }
 
+    /// Replaces this process's connections, and checks that the new ones serve the new size.
+    fn renew_connections(
+        &self,
+        device: &NbdDevice,
+        mut reconnect: NbdReconnect,
+        lock: DeviceLock,
+        deadline: Deadline,
+    ) -> Result<()> {
+        self.end_connections(device);
+        // The heal takes this lock itself.
+        drop(lock);
+        require_renewed(reconnect.reconnect(self, deadline).outcome)?;
+        self.require_last_block(device, deadline)
+    }
+
     /// Ends this process's connections, so that new ones can replace them.
     fn end_connections(&self, device: &NbdDevice) {
         if let Some(link) = self.links_beside(device).get(&device.index()) {
@@ -249,6 +253,16 @@ struct Connections {
     /// The device's timeouts, where this process made all connections and can replace
     /// them.
     own: Option<NewTimeouts>,
+}
+
+/// # Errors
+/// `NotReady` if the server does not have the size that the request expects yet.
+fn require_least(size: u64, request: &ResizeRequest) -> Result<()> {
+    let Some(least) = request.at_least.filter(|&least| size < least) else {
+        return Ok(());
+    };
+    let message = format!("its server reports {size} bytes, expected at least {least}");
+    Err(Error::new(ErrorKind::NotReady, message).at(Stage::Handshake))
 }
 
 /// The error where a read proves the new size of only one of several connections.
