@@ -51,16 +51,19 @@ pub(crate) fn is_running(roots: &Roots, command: &str) -> Result<bool> {
     Ok(pids(roots)?.into_iter().any(is_it))
 }
 
-/// How many kernel threads run an item of this work queue now, such as
+/// How many kernel threads run an item of one of these work queues now, such as
 /// `kworker/u5:2+nbd0-recv` (Linux 4.18, `kernel/workqueue.c`, `wq_worker_comm`). `None` if
 /// this `/proc` shows no kernel threads.
-pub(crate) fn running_items(roots: &Roots, queue: &str) -> Result<Option<usize>> {
+pub(crate) fn running_items(roots: &Roots, queues: &[String]) -> Result<Option<usize>> {
     let name = |pid: u32| sysfs::read(&roots.proc.join(format!("{pid}/comm"))).ok();
     if name(PARENT_OF_KERNEL_THREADS).as_deref() != Some("kthreadd") {
         return Ok(None);
     }
-    let mark = format!("+{queue}");
-    let runs = |pid: &u32| name(*pid).is_some_and(|name| name.ends_with(&mark));
+    let runs_one = |name: String| {
+        let item = name.split_once('+');
+        item.is_some_and(|(_, queue)| queues.iter().any(|known| known == queue))
+    };
+    let runs = |pid: &u32| name(*pid).is_some_and(runs_one);
     Ok(Some(pids(roots)?.iter().filter(|pid| runs(pid)).count()))
 }
 
@@ -254,7 +257,7 @@ mod tests {
     const SDA: DevNo = DevNo { major: 8, minor: 0 };
 
     #[test]
-    fn the_kernel_threads_that_run_an_item_of_a_work_queue_are_counted_where_they_are_shown() {
+    fn the_kernel_threads_that_run_an_item_of_some_work_queues_are_counted_where_they_are_shown() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let put = |pid: u32, name: &str| {
@@ -262,14 +265,16 @@ mod tests {
             fs::create_dir_all(&process).unwrap();
             fs::write(process.join("comm"), format!("{name}\n")).unwrap();
         };
+        let queues = ["nbd0-recv".to_owned(), "knbd0-recv".to_owned()];
         put(20, "kworker/u5:2+nbd0-recv");
-        assert_eq!(running_items(&roots, "nbd0-recv").unwrap(), None);
+        assert_eq!(running_items(&roots, &queues).unwrap(), None);
         put(2, "kthreadd");
         put(21, "kworker/u5:3-nbd0-recv");
         put(22, "nbd0-recv+nbd0-recv");
         put(23, "kworker/0:1+nbd10-recv");
         put(24, "agent");
-        assert_eq!(running_items(&roots, "nbd0-recv").unwrap(), Some(2));
+        put(25, "kworker/u5:4+knbd0-recv");
+        assert_eq!(running_items(&roots, &queues).unwrap(), Some(3));
     }
 
     #[test]

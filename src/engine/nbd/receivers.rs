@@ -16,12 +16,21 @@ use nix::unistd::Pid;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::nbd::reads::NbdReads;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::NbdIndex;
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{Roots, sysfs};
+use crate::kernel::{Roots, process, sysfs};
 use crate::nbd::NbdDevice;
 
 /// The longest time that a reply stays in a socket from which the kernel receives.
 pub(in crate::engine) const UNREAD: Duration = Duration::from_secs(2);
+
+/// How many receivers of the device run; `None` if this process does not see the kernel's
+/// threads. Linux 5.14 and 5.15 call the work queue `knbdN-recv`, also later stable ones until
+/// 5.15.34.
+pub(in crate::engine) fn count(roots: &Roots, index: NbdIndex) -> Option<usize> {
+    let queues = ["nbd", "knbd"].map(|name| format!("{name}{index}-recv"));
+    process::running_items(roots, &queues).ok().flatten()
+}
 
 /// Whether the kernel receives over each connection.
 #[derive(Debug, PartialEq, Eq)]

@@ -256,6 +256,7 @@ impl NbdReconnect {
                     return Ok(HealOutcome::GeometryChanged(server.differences));
                 }
                 offered = true;
+                self.wait_for_old_receivers(engine, deadline);
                 unseen = self.offer(engine, server, deadline)?;
             }
             if self.link_state(engine)?.live > 0 {

@@ -10,7 +10,7 @@ use crate::kernel::blockdev::BlockDevice;
 
 /// A snapshot that is older than this no longer counts: a process that began to write during
 /// a long flush would lose its data.
-const MAX_AGE: Duration = Duration::from_secs(1);
+const MAX_AGE: Duration = Duration::from_millis(100);
 
 /// Disks and the users that they had at some moment.
 pub(in crate::engine) struct UsageSnapshot {

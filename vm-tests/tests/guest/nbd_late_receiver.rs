@@ -163,18 +163,39 @@ fn a_heal_replaces_also_the_connection_that_keeps_the_kernel_from_receiving_over
     assert!(engine.detach(source, soon()).unwrap().changed);
 }
 
+/// The process that heals.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Healer {
+    Attacher,
+    /// It has no socket of the device, and no other process has one.
+    Another,
+}
+
 /// Ends a connection whose receiver has a reply to read and does not run, and heals. The kernel
 /// learns from a request that it cannot send that the connection has ended.
-fn waits_for_the_old_receiver(server: &mut NbdServer, source: &Source, content: &[u8]) {
+fn waits_for_the_old_receiver(
+    server: &mut NbdServer,
+    source: &Source,
+    content: &[u8],
+    healer: Healer,
+) {
     if guest::kernel() >= (6, 12) {
         guest::skip("the kernel runs other threads beside real-time ones from 6.12 on");
     }
     // The requests that the server has not answered go out again after this time.
     let options = NbdOptions::default().io_timeout(10 * LATE);
-    let engine = engine();
+    let attacher = engine();
     let request = AttachRequest::new(source.clone()).nbd(options.clone());
-    let node = engine.attach(&request, soon()).expect("an attach").node;
+    let node = attacher.attach(&request, soon()).expect("an attach").node;
     guest::udevd::settle();
+    let (engine, late) = match healer {
+        Healer::Attacher => (attacher, LATE),
+        Healer::Another => {
+            drop(attacher);
+            // It waits for a second for a read before it connects.
+            (engine(), 2 * LATE)
+        }
+    };
     let read = |block: usize| {
         let node = node.clone();
         move || {
@@ -203,7 +224,7 @@ fn waits_for_the_old_receiver(server: &mut NbdServer, source: &Source, content: 
         }
         server.start();
         scope.spawn(|| {
-            thread::sleep(LATE);
+            thread::sleep(late);
             drop(busy);
         });
         let healing = engine.heal_source(source, &options, soon()).unwrap();
@@ -244,7 +265,18 @@ fn a_connection_is_replaced_when_its_receiver_has_read_the_replies_that_it_has()
     let path = store.path().to_str().unwrap();
     let mut server = NbdServer::nbdkit(At::tcp(), &["--export=disk", "file", path]);
     let source = server.uri("disk").parse().unwrap();
-    waits_for_the_old_receiver(&mut server, &source, &content);
+    waits_for_the_old_receiver(&mut server, &source, &content, Healer::Attacher);
+}
+
+#[test]
+fn another_process_replaces_a_connection_when_its_receiver_has_read_the_replies_that_it_has() {
+    let _module = NbdModule::with_backend_ids(1);
+    set_priority(&gettid().to_string(), OURS);
+    let (store, content) = store();
+    let path = store.path().to_str().unwrap();
+    let mut server = NbdServer::nbdkit(At::tcp(), &["--export=disk", "file", path]);
+    let source = server.uri("disk").parse().unwrap();
+    waits_for_the_old_receiver(&mut server, &source, &content, Healer::Another);
 }
 
 #[test]
@@ -255,5 +287,5 @@ fn a_tls_connection_is_replaced_when_its_receiver_has_read_the_replies_that_it_h
     let (store, content) = store();
     let mut server = nbdkit(&certificates, store.path(), &[]);
     let source = source(address(&server), "disk", &certificates);
-    waits_for_the_old_receiver(&mut server, &source, &content);
+    waits_for_the_old_receiver(&mut server, &source, &content, Healer::Attacher);
 }

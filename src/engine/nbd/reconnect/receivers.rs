@@ -13,7 +13,6 @@ use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::nbd::receivers::{self, Receives, UNREAD};
 use crate::error::{Error, Result};
-use crate::kernel::process;
 use crate::nbd::Link;
 
 impl NbdReconnect {
@@ -52,17 +51,18 @@ impl NbdReconnect {
         Ok(None)
     }
 
-    /// Waits until the kernel's receivers of the connections that have ended are done, for at
-    /// most two seconds. A receiver looks up the socket of its slot for each reply, so that one
-    /// that still reads the old connection would go on with the new one, beside the new one's
-    /// own receiver (`drivers/block/nbd.c`, `recv_work`). Where `/proc` shows no kernel threads,
-    /// a receiver counts as done when no reply is unread.
+    /// Waits until the kernel has no receiver of the device, for at most two seconds. The device
+    /// does not answer, so that each receiver is of a connection that has ended. A receiver looks
+    /// up the socket of its slot for each reply, so that it would go on with a new one, beside the
+    /// new one's own receiver; if no process holds the old socket, it would read freed memory
+    /// (`drivers/block/nbd.c`, `recv_work`, `nbd_reconnect_socket`). Where `/proc` shows no kernel
+    /// threads, a receiver counts as done when no reply is unread.
     pub(super) fn wait_for_old_receivers(&self, engine: &Engine, deadline: Deadline) {
         let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
         let since = Instant::now();
         loop {
-            let is_done = match self.runs_an_old_receiver(engine) {
-                Some(runs) => !runs,
+            let is_done = match receivers::count(engine.roots(), self.index()) {
+                Some(receivers) => receivers == 0,
                 None => !self.has_unread_of_dead(engine),
             };
             if is_done {
@@ -75,22 +75,6 @@ impl NbdReconnect {
             }
             deadline.pause(pauses.pause());
         }
-    }
-
-    /// Whether every slot of the device has a receiver, although all connections of this
-    /// process have ended; `None` if that cannot be seen. Beside a live connection it is not
-    /// known which slots another process has filled since, so that no receiver counts as old.
-    fn runs_an_old_receiver(&self, engine: &Engine) -> Option<bool> {
-        let state = self.link_state(engine).ok()?;
-        if state.dead == 0 || state.live > 0 {
-            return Some(false);
-        }
-        if state.more {
-            return None;
-        }
-        let queue = format!("nbd{}-recv", self.index());
-        let running = process::running_items(engine.roots(), &queue).ok()??;
-        Some(running >= state.live + state.dead + state.unknown)
     }
 
     fn has_unread_of_dead(&self, engine: &Engine) -> bool {

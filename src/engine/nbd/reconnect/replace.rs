@@ -90,7 +90,6 @@ impl NbdReconnect {
         server: Server,
         deadline: Deadline,
     ) -> Result<Option<UnprovenOffer>> {
-        self.wait_for_old_receivers(engine, deadline);
         let _lock = DeviceLock::take(
             engine.roots(),
             &DeviceLock::of_backend(&self.backend),
