@@ -50,6 +50,8 @@ impl Engine {
             return self.attach_existing_nbd(&device, uri, request, &backend, call);
         }
 
+        let connections = DeviceLock::of_connections(&backend);
+        let _connections = DeviceLock::take(roots, &connections, call.deadline)?;
         loop {
             if let Some(attachment) = self.attach_new(uri, request, &backend, call)? {
                 return Ok(attachment);

@@ -103,6 +103,9 @@ impl Engine {
             flush,
             not_looked_at,
         } = self.claim_and_flush(disk, request.flush_policy, &mut watch, call)?;
+        call.enter(Stage::Disconnect);
+        let lock = |id| DeviceLock::take(roots, &DeviceLock::of_connections(id), deadline);
+        let _connections = backend.map(lock).transpose()?;
         // Under the claim no other process can start to use the device, but a client may
         // have connected the index anew before.
         let now = device.backend()?;
@@ -112,7 +115,6 @@ impl Engine {
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Disconnect));
         }
 
-        call.enter(Stage::Disconnect);
         if let Claim::Held(file) = &claim {
             udev_lock::keep_udev_away(file, deadline);
         }

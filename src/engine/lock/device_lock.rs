@@ -78,6 +78,13 @@ impl DeviceLock {
         format!("nbd-id-{:016x}", backend.digest())
     }
 
+    /// The name of the lock of the connections of this id's device. A heal takes it for each
+    /// connection that it offers. An attach holds it while it connects the device, and a detach
+    /// while it disconnects it: not while it flushes, which may need the heal.
+    pub(in crate::engine) fn of_connections(backend: &BackendId) -> String {
+        format!("nbd-connections-{:016x}", backend.digest())
+    }
+
     /// The name of the lock that the scans of an address share until the kernel has ended
     /// them, also those of killed processes.
     pub(in crate::engine) fn of_scan(hctl: Hctl) -> String {

@@ -25,7 +25,7 @@ impl Engine {
         call: &mut CallContext,
     ) -> Result<Resized> {
         call.enter(Stage::Lock);
-        let lock = DeviceLock::take(
+        let _lock = DeviceLock::take(
             self.roots(),
             &DeviceLock::of_backend(backend),
             call.deadline,
@@ -34,7 +34,7 @@ impl Engine {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
-        self.grow_nbd(&device, backend, lock, request, call)
+        self.grow_nbd(&device, backend, request, call)
     }
 
     /// Does the same for the named device.
@@ -58,19 +58,18 @@ impl Engine {
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         };
         call.enter(Stage::Lock);
-        let lock = DeviceLock::take(
+        let _lock = DeviceLock::take(
             self.roots(),
             &DeviceLock::of_backend(&backend),
             call.deadline,
         )?;
-        self.grow_nbd(device, &backend, lock, request, call)
+        self.grow_nbd(device, &backend, request, call)
     }
 
     fn grow_nbd(
         &self,
         device: &NbdDevice,
         backend: &BackendId,
-        lock: DeviceLock,
         request: &ResizeRequest,
         call: &mut CallContext,
     ) -> Result<Resized> {
@@ -126,7 +125,7 @@ impl Engine {
                 let content = KnownContent { first, written };
                 let reconnect = NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts)
                     .with_proven(server, content, differences);
-                self.renew_connections(device, reconnect, lock, deadline)?;
+                self.renew_connections(device, reconnect, deadline)?;
             }
             (None, None) => return Err(several_of_another(index)),
         }
@@ -208,12 +207,9 @@ impl Engine {
         &self,
         device: &NbdDevice,
         mut reconnect: NbdReconnect,
-        lock: DeviceLock,
         deadline: Deadline,
     ) -> Result<()> {
         self.end_connections(device);
-        // The heal takes this lock itself.
-        drop(lock);
         require_renewed(reconnect.reconnect(self, deadline).outcome)?;
         self.require_last_block(device, deadline)
     }

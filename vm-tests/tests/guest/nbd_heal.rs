@@ -8,9 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lunbd::engine::{HealOutcome, HealReport, NbdOptions};
+use lunbd::engine::{HealOutcome, HealReport, NbdOptions, StageObserver};
+use lunbd::error::Stage;
 use lunbd::nbd::Difference;
-use lunbd::{AttachRequest, Attachment, Deadline, Engine, ErrorKind, Source};
+use lunbd::{AttachRequest, Attachment, Deadline, DetachRequest, Engine, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
@@ -413,6 +414,49 @@ fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device(
 }
 
 #[test]
+fn a_detach_writes_back_over_the_connection_that_a_heal_makes_meanwhile() {
+    let _module = module(2);
+    let store = Store::sparse(64 * MIB);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let node = attach(&engine, &uri, &patient()).node;
+    guest::udevd::settle();
+    // The last close of a device writes back, so a reader keeps it open.
+    let reader = File::open(&node).unwrap();
+    let data = vec![0x5a; 64 << 10];
+    server.kill();
+    File::options()
+        .write(true)
+        .open(&node)
+        .unwrap()
+        .write_all(&data)
+        .unwrap();
+    let (entered, stages) = std::sync::mpsc::channel();
+    let observer = StageObserver::new(move |stage| entered.send(stage).unwrap());
+    let request = DetachRequest::new(source(&uri)).observe(observer);
+    let detachment = std::thread::scope(|scope| {
+        let detaching = scope.spawn(|| engine.detach(request, soon()));
+        while stages.recv().unwrap() != Stage::Flush {}
+        drop(reader);
+        server.start();
+        let limit = Deadline::after(soon().remaining() / 2);
+        let healing = engine
+            .heal_source(&source(&uri), &patient(), limit)
+            .unwrap();
+        assert!(
+            matches!(healing.outcome, HealOutcome::Adopted(_)),
+            "{healing:?}"
+        );
+        detaching.join().unwrap().unwrap()
+    });
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    let mut stored = vec![0; data.len()];
+    let mut file = File::open(store.path()).unwrap();
+    file.read_exact(&mut stored).unwrap();
+    assert!(stored == data, "it is lost");
+}
+
+#[test]
 fn a_detach_that_abandons_data_frees_a_device_whose_server_is_gone() {
     let _module = module(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
@@ -422,7 +466,7 @@ fn a_detach_that_abandons_data_frees_a_device_whose_server_is_gone() {
     let limit = Deadline::after(Duration::from_secs(3));
     let error = engine.detach(source(&uri), limit).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-    let request = lunbd::DetachRequest::new(source(&uri)).abandon_unwritten();
+    let request = DetachRequest::new(source(&uri)).abandon_unwritten();
     let detachment = engine.detach(request, soon()).unwrap();
     assert!(matches!(
         detachment.flush,

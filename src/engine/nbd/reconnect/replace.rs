@@ -92,7 +92,7 @@ impl NbdReconnect {
     ) -> Result<Option<UnprovenOffer>> {
         let _lock = DeviceLock::take(
             engine.roots(),
-            &DeviceLock::of_backend(&self.backend),
+            &DeviceLock::of_connections(&self.backend),
             deadline,
         )?;
         self.still_there()?;
