@@ -436,7 +436,7 @@ fn a_detach_writes_back_over_the_connection_that_a_heal_makes_meanwhile() {
     let request = DetachRequest::new(source(&uri)).observe(observer);
     let detachment = std::thread::scope(|scope| {
         let detaching = scope.spawn(|| engine.detach(request, soon()));
-        while stages.recv().unwrap() != Stage::Flush {}
+        while stages.recv().unwrap() != Stage::Claim {}
         drop(reader);
         server.start();
         let limit = Deadline::after(soon().remaining() / 2);
