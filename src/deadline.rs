@@ -190,6 +190,8 @@ pub(crate) fn jittered(pause: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -227,11 +229,25 @@ mod tests {
     #[test]
     fn a_pause_ends_where_its_call_is_cancelled() {
         let cancel = Cancel::new();
-        let deadline = Deadline::after(Duration::from_secs(600)).cancelled_by(&cancel);
-        let paused = thread::spawn(move || deadline.pause(Duration::from_secs(600)));
-        cancel.cancel();
-        paused.join().unwrap();
-        assert!(deadline.elapsed() < Duration::from_secs(60));
+        let pause = Duration::from_secs(60);
+        let deadline = Deadline::after(2 * pause).cancelled_by(&cancel);
+        let cancels = thread::spawn(move || {
+            // The pause has begun by then.
+            Deadline::after(pause).pause(Duration::from_millis(200));
+            cancel.cancel();
+        });
+        deadline.pause(pause);
+        assert!(deadline.is_cancelled() && deadline.elapsed() < pause / 2);
+        cancels.join().unwrap();
+    }
+
+    #[test]
+    fn a_jittered_pause_is_shorter_than_it_was_by_half_at_most_and_differs_each_time() {
+        let pause = Duration::from_secs(3600);
+        let pauses: BTreeSet<Duration> = (0..100).map(|_| jittered(pause)).collect();
+        assert!(pauses.len() > 1, "{pauses:?}");
+        let expected = pause / 2..pause;
+        assert!(pauses.iter().all(|it| expected.contains(it)), "{pauses:?}");
     }
 
     #[test]

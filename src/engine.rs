@@ -2,8 +2,8 @@
 //! at [`attach`](Engine::attach).
 
 mod attach;
-#[cfg(feature = "journal")]
 mod call;
+#[cfg(feature = "journal")]
 mod change_events;
 mod detach;
 mod first_names;

@@ -3,6 +3,7 @@
 
 pub(crate) mod block_tree;
 pub mod blockdev;
+mod btrfs_devices;
 pub(crate) mod device_dir;
 pub mod devices;
 pub(crate) mod dm;

@@ -208,13 +208,14 @@ fn a_file_that_is_too_long_is_refused_before_it_is_read_whole() {
 }
 
 #[test]
-fn half_a_file_is_refused_by_its_last_line_or_by_its_count() {
+fn half_a_file_is_refused_by_its_last_line_or_by_its_missing_end() {
     let directory = journal_of(&["a", "b"]);
-    let whole = format!("count = 2\n{}", file_of(&["a", "b"]));
+    let whole = format!("has_end = true\n{}[end]\n", file_of(&["a", "b"]));
     let watch = Watch::in_directory(directory, &whole, &["--json"]);
     assert!(watch.next()["steps"].is_array());
-    let half = format!("count = 2\n{}", file_of(&["a"]));
-    for (text, why) in [(whole.trim_end(), "last line"), (&half, "count = 2")] {
+    let half = format!("has_end = true\n{}", file_of(&["a"]));
+    let open = file_of(&["a", "b"]);
+    for (text, why) in [(open.trim_end(), "no newline"), (&half, "announces an end")] {
         watch.replace(text);
         let refused = watch.next_of_the_file();
         assert_eq!(refused["event"], "file_refused", "{text}");

@@ -7,7 +7,8 @@ use super::Wwid;
 use super::text::ParseIdError;
 
 /// A name that the content of a volume carries in its first blocks, printed and parsed as
-/// `gpt.GUID`, `mbr.SIGNATURE`, `luks.UUID`, `lvm.UUID` or `fs.UUID`.
+/// `gpt.GUID`, `mbr.SIGNATURE`, `luks.UUID`, `lvm.UUID`, `fs.UUID` or `btrfs.UUID`. The last is
+/// the UUID of one device of a btrfs; the UUID of the file system is the same on all of them.
 ///
 /// It belongs to the content and not to the volume: a copy of an image has the names of the
 /// image, and formatting the volume gives it another name.
@@ -21,6 +22,7 @@ enum Name {
     Luks([u8; 16]),
     Lvm(String),
     FileSystem([u8; 16]),
+    BtrfsDevice([u8; 16]),
 }
 
 /// The length of each group of letters in the UUID of LVM.
@@ -60,6 +62,15 @@ impl ContentName {
     /// The UUID of a file system; `None` if it is all zero.
     pub(crate) fn file_system(uuid: [u8; 16]) -> Option<Self> {
         is_given(uuid).map(|uuid| Self(Name::FileSystem(uuid)))
+    }
+
+    /// The UUID of one device of a btrfs; `None` if it is all zero.
+    pub(crate) fn btrfs_device(uuid: [u8; 16]) -> Option<Self> {
+        is_given(uuid).map(|uuid| Self(Name::BtrfsDevice(uuid)))
+    }
+
+    pub(crate) fn is_btrfs_device(&self) -> bool {
+        matches!(self.0, Name::BtrfsDevice(_))
     }
 }
 
@@ -103,6 +114,7 @@ impl fmt::Display for ContentName {
                 Ok(())
             }
             Name::FileSystem(uuid) => write!(f, "fs.{}", Hyphened(*uuid)),
+            Name::BtrfsDevice(uuid) => write!(f, "btrfs.{}", Hyphened(*uuid)),
         }
     }
 }
@@ -137,13 +149,15 @@ impl FromStr for ContentName {
                 "luks" => Self::luks(name),
                 "lvm" => Self::lvm(name),
                 "fs" => Self::file_system(uuid(name)?),
+                "btrfs" => Self::btrfs_device(uuid(name)?),
                 _ => None,
             }
         };
         parse().ok_or_else(|| {
             ParseIdError::new(
                 "a name of a volume's content",
-                "gpt.GUID, mbr.SIGNATURE (8 hexadecimal digits), luks.UUID, lvm.UUID or fs.UUID",
+                "gpt.GUID, mbr.SIGNATURE (8 hexadecimal digits), luks.UUID, lvm.UUID, fs.UUID or \
+                 btrfs.UUID",
                 text,
             )
         })
@@ -176,7 +190,9 @@ impl FromStr for Expected {
     /// The prefix of the name decides which of the two it is.
     fn from_str(text: &str) -> Result<Self, ParseIdError> {
         match text.split_once('.') {
-            Some(("gpt" | "mbr" | "luks" | "lvm" | "fs", _)) => text.parse().map(Self::Content),
+            Some(("gpt" | "mbr" | "luks" | "lvm" | "fs" | "btrfs", _)) => {
+                text.parse().map(Self::Content)
+            }
             _ => text.parse().map(Self::Unit),
         }
     }
@@ -196,6 +212,7 @@ mod tests {
             &format!("luks.{UUID}"),
             "lvm.AbcDef-0123-4567-89Ab-cdEF-ghIJ-klMNop",
             &format!("fs.{UUID}"),
+            &format!("btrfs.{UUID}"),
         ] {
             let name: ContentName = text.parse().unwrap();
             assert_eq!(name.to_string(), *text);
@@ -231,9 +248,11 @@ mod tests {
 
     #[test]
     fn what_is_expected_is_a_unit_or_a_content_by_what_its_name_begins_with() {
-        let content = format!("gpt.{UUID}");
-        let expected: Expected = content.parse().unwrap();
-        assert_eq!(expected, Expected::Content(content.parse().unwrap()));
+        for kind in ["gpt", "btrfs"] {
+            let content = format!("{kind}.{UUID}");
+            let expected: Expected = content.parse().unwrap();
+            assert_eq!(expected, Expected::Content(content.parse().unwrap()));
+        }
         let unit = "naa.60014051234567890abcdef012345678";
         assert_eq!(
             unit.parse(),

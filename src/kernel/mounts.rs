@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::btrfs_devices::BtrfsDevices;
 use super::file_servers::FileServers;
 use super::mount_sources::MountSourceLookup;
 use super::{Roots, process};
@@ -35,8 +36,8 @@ pub struct Listed<T> {
 }
 
 /// The mounts of all block devices, in our own mount namespace and in those of all
-/// readable processes. Each lookup of a source path takes at most two seconds, and all
-/// together end by `deadline`.
+/// readable processes. A mount of a btrfs is listed for each of its devices. Each lookup of a
+/// source path takes at most two seconds, and all together end by `deadline`.
 pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
     let mut namespaces = BTreeSet::new();
     let namespace = |process: &Path| fs::metadata(process.join("ns/mnt")).map(|meta| meta.ino());
@@ -62,6 +63,16 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
         }
     }
     let unknown = sources.unknown();
+    let btrfs = BtrfsDevices::read(roots)?;
+    let on_others = found.iter().flat_map(|mount| {
+        let others = btrfs.beside(mount.device);
+        others.map(move |device| Mount {
+            device,
+            ..mount.clone()
+        })
+    });
+    let on_others: Vec<Mount> = on_others.collect();
+    found.extend(on_others);
     Ok(Listed { found, unknown })
 }
 
@@ -207,6 +218,44 @@ mod tests {
                 pid: Some(7),
             }]
         );
+    }
+
+    #[test]
+    fn a_btrfs_is_mounted_on_each_of_its_devices() {
+        let root = tempfile::tempdir().unwrap();
+        let devno = |minor| DevNo { major: 8, minor };
+        let roots = Roots {
+            devices: Devices::Other(Arc::new(Named("/dev/sda", devno(0)))),
+            ..Roots::below(root.path())
+        };
+        let put = |path: PathBuf, text: &str| {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let line = "36 35 0:50 /a /mnt rw - btrfs /dev/sda rw,subvol=/a\n";
+        put(roots.proc.join("self/mountinfo"), line);
+        let btrfs = roots.sysfs.join("fs/btrfs");
+        put(btrfs.join("features/raid56"), "0\n");
+        for (uuid, name, minor) in [
+            ("0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "sda", 0),
+            ("0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "sdb", 16),
+            ("1a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9", "sdc", 32),
+        ] {
+            let number = format!("8:{minor}\n");
+            put(roots.sysfs.join(format!("block/{name}/dev")), &number);
+            let links = btrfs.join(uuid).join("devices");
+            fs::create_dir_all(&links).unwrap();
+            let target = format!("../../../../block/{name}");
+            std::os::unix::fs::symlink(target, links.join(name)).unwrap();
+        }
+        let soon = Deadline::after(std::time::Duration::from_secs(60));
+        let mounts = read_mounts(&roots, soon).unwrap();
+        let mounted = |device| Mount {
+            device,
+            path: PathBuf::from("/mnt"),
+            pid: None,
+        };
+        assert_eq!(mounts.found, [devno(0), devno(16)].map(mounted));
     }
 
     #[test]

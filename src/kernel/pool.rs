@@ -150,6 +150,7 @@ mod tests {
     #[test]
     fn many_items_have_no_more_threads_at_once_than_the_bound() {
         let (at_once, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let started = AtomicUsize::new(0);
         let limit = Deadline::after(Duration::from_secs(60));
         let work = |_| {
             let beside = at_once.fetch_add(1, Ordering::SeqCst) + 1;
@@ -159,9 +160,14 @@ mod tests {
             }
             at_once.fetch_sub(1, Ordering::SeqCst);
         };
-        let done = each(Stage::Resolve, 0..10 * MAX_THREADS, work);
+        let new_thread = |_| {
+            started.fetch_add(1, Ordering::SeqCst);
+            thread::Builder::new()
+        };
+        let done = each_on(new_thread, Stage::Resolve, 0..10 * MAX_THREADS, work);
         assert_eq!(done.len(), 10 * MAX_THREADS);
         assert!(done.iter().all(Result::is_ok));
+        assert_eq!(started.into_inner(), MAX_THREADS);
         assert_eq!(most.into_inner(), MAX_THREADS);
     }
 

@@ -15,7 +15,7 @@ use crate::id::ContentName;
 use bytes::Bytes;
 pub(super) use udev::names as names_by_udev;
 
-/// How many bytes hold all of the names. The last name is that of btrfs, at 64 KiB.
+/// How many bytes hold all of the names. The last names are those of btrfs, behind 64 KiB.
 pub(crate) const LENGTH: u32 = 68 * 1024;
 
 /// The names in the first bytes of a volume, sorted; none if the volume is blank or of an
@@ -27,10 +27,10 @@ pub(crate) fn names(first: &[u8]) -> Vec<ContentName> {
         lvm::name(first),
         file_systems::name_of_ext(first),
         file_systems::name_of_xfs(first),
-        file_systems::name_of_btrfs(first),
     ];
+    let found = found.into_iter().chain(file_systems::names_of_btrfs(first));
     let mut names = partitions::names(first);
-    names.extend(found.into_iter().flatten());
+    names.extend(found.flatten());
     names.sort();
     names.dedup();
     names
@@ -46,9 +46,17 @@ pub(crate) fn describe_names(names: &[ContentName]) -> String {
 }
 
 /// Whether a volume that has the names `now` is another than the one that had the names
-/// `before`. A volume that was blank before may have got any name.
+/// `before`: they have no name in common, or they are two devices of a btrfs, which have its
+/// UUID in common. A volume that was blank before may have got any name.
 pub(crate) fn names_differ(now: &[ContentName], before: &[ContentName]) -> bool {
+    if let (Some(now), Some(before)) = (btrfs_device(now), btrfs_device(before)) {
+        return now != before;
+    }
     !before.is_empty() && !before.iter().any(|name| now.contains(name))
+}
+
+fn btrfs_device(names: &[ContentName]) -> Option<&ContentName> {
+    names.iter().find(|name| name.is_btrfs_device())
 }
 
 #[cfg(test)]
@@ -89,6 +97,24 @@ mod tests {
         ));
         assert!(names_differ(one(&luks), one(&fs)));
         assert!(names_differ(&[], one(&fs)));
+    }
+
+    #[test]
+    fn another_device_of_the_same_btrfs_is_another_volume_where_both_devices_are_known() {
+        let name = |kind: &str, uuid: u8| -> ContentName {
+            let name = format!("{kind}.{uuid:08x}-4e5f-6071-8293-a4b5c6d7e8f9");
+            name.parse().unwrap()
+        };
+        let member = |device| [name("fs", 1), name("btrfs", device)];
+        assert!(names_differ(&member(3), &member(2)));
+        assert!(!names_differ(&member(2), &member(2)));
+        // A journal of an earlier version, and a caller, have the file system alone.
+        let of_file_system = [name("fs", 1)];
+        assert!(!names_differ(&member(3), &of_file_system));
+        assert!(!names_differ(&of_file_system, &member(2)));
+        // `btrfstune` gives the file system another UUID.
+        let renamed = [name("fs", 9), name("btrfs", 2)];
+        assert!(!names_differ(&renamed, &member(2)));
     }
 
     proptest! {

@@ -20,7 +20,7 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// The set can also be read from a file with `serde` (TOML, JSON or any other format):
 ///
 /// ```toml
-/// count = 2               # as many volumes follow; it may be left out
+/// has_end = true          # the last line is `[end]`; both may be left out
 ///
 /// [[volume]]
 /// id = "pvc-1"
@@ -51,12 +51,15 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// block_size = 4096       # the server's minimum, and at least 512, without it
 /// io_timeout = "30s"
 /// dead_connection_timeout = "5m"
+///
+/// [end]
 /// ```
 ///
 /// An unknown key is refused, and so is a file without any volume: `volume = []` says that
-/// none is wanted. A file with more or fewer volumes than its `count` is refused, since it may
-/// be half of one. Secrets are read when they are needed, this machine's initiator name when
-/// the file is read.
+/// none is wanted. A file that says `has_end = true` and has no `[end]` is refused, since it may
+/// be half of one, and so is an `[end]` without `has_end = true`. `lunbd apply` also refuses a
+/// file where these two are not the first and the last line. Secrets are read when they are
+/// needed, this machine's initiator name when the file is read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(try_from = "DesiredFile")]
 pub struct Desired {

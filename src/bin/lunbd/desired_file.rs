@@ -1,5 +1,7 @@
 //! The file of wanted volumes.
 
+mod whole;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -139,6 +141,7 @@ fn read(path: &Path, is_followed: bool) -> Result<Desired> {
         );
         refused(ErrorKind::InvalidInput, &message)
     })?;
+    let announces_end = file.announces_end();
     let desired = Desired::try_from(file).map_err(|error| {
         let kind = match error.kind() {
             // Two volumes of the file exclude each other.
@@ -147,8 +150,10 @@ fn read(path: &Path, is_followed: bool) -> Result<Desired> {
         };
         refused(kind, &error.to_string())
     })?;
-    if !desired.is_empty() && !text.ends_with('\n') {
-        let what = "its last line has no end: it may be half a file";
+    if announces_end {
+        whole::require_end(&text).map_err(|what| refused(ErrorKind::InvalidInput, what))?;
+    } else if !desired.is_empty() && !text.ends_with('\n') {
+        let what = "its last line has no newline: it may be half a file";
         return Err(refused(ErrorKind::InvalidInput, what));
     }
     Ok(desired)

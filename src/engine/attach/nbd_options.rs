@@ -88,7 +88,8 @@ impl NbdOptions {
     }
 
     /// Attaches only if the content of the volume has this name, and heals only with a
-    /// server whose volume has it.
+    /// server whose volume has it. `fs.UUID` names all devices of a btrfs, and `btrfs.UUID`
+    /// one of them.
     #[must_use]
     pub fn expect(mut self, name: ContentName) -> Self {
         self.expected = Some(name);

@@ -49,7 +49,7 @@ fn judge(before: &Sample, new: &Sample, after: &Sample, shares_cache: bool) -> V
 }
 
 /// What one connection has written may be in the cache of that connection alone, so only the
-/// first bytes are compared, and a common name is enough.
+/// first bytes are compared, and a common name is enough if they are not two devices of a btrfs.
 fn judge_without_shared_cache(before: &Sample, new: &Sample, after: &Sample) -> Verdict {
     const FIRST: usize = 0;
     if before.agrees_at(new, FIRST) || after.agrees_at(new, FIRST) {
@@ -254,6 +254,21 @@ mod tests {
         // the cache of that connection alone.
         assert_eq!(judge(&one, &again, &one, true), Verdict::Other);
         assert_eq!(judge(&one, &again, &one, false), Verdict::Same);
+    }
+
+    #[test]
+    fn another_device_of_the_same_btrfs_is_another_volume_also_without_a_shared_cache() {
+        let device = |uuid: u8, generation: u8| {
+            let mut bytes = vec![0; 68 * 1024];
+            bytes[0x1_0040..0x1_0048].copy_from_slice(b"_BHRfS_M");
+            bytes[0x1_0020..0x1_0030].fill(7);
+            bytes[0x1_0048] = generation;
+            bytes[0x1_010b..0x1_011b].fill(uuid);
+            Sample::of(&bytes, &[])
+        };
+        let one = device(1, 1);
+        assert_eq!(judge(&one, &device(1, 2), &one, false), Verdict::Same);
+        assert_eq!(judge(&one, &device(2, 1), &one, false), Verdict::Other);
     }
 
     #[test]

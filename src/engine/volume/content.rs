@@ -61,7 +61,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The names that udev has read of the volume's device, where the journal has none of
+    /// The names that udev has read of the volume's device, where the journal lacks one of
     /// them.
     fn newly_read(
         &self,
@@ -80,10 +80,10 @@ impl Engine {
     }
 }
 
-/// Whether the names are news. No name proves nothing, since udev's read may have failed.
+/// Whether one of the names is news. No name proves nothing, since udev's read may have failed.
 fn is_news(read: &[ContentName], known: Option<&[ContentName]>) -> bool {
     let known = known.unwrap_or_default();
-    !read.is_empty() && !read.iter().any(|name| known.contains(name))
+    !read.iter().all(|name| known.contains(name))
 }
 
 #[cfg(test)]
@@ -101,12 +101,15 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_news_where_the_journal_has_none_of_those_that_were_read() {
-        let (fs, both) = (names(&["fs"]), names(&["fs", "luks"]));
+    fn a_name_is_news_where_the_journal_lacks_it() {
+        // An earlier version wrote the UUID of a btrfs alone.
+        let (fs, both) = (names(&["fs"]), names(&["fs", "btrfs"]));
         assert!(is_news(&fs, None));
         assert!(is_news(&fs, Some(&[])));
         assert!(is_news(&fs, Some(&names(&["luks"]))));
-        assert!(!is_news(&both, Some(&fs)));
+        assert!(is_news(&both, Some(&fs)));
+        assert!(!is_news(&fs, Some(&both)));
+        assert!(!is_news(&both, Some(&both)));
         assert!(!is_news(&[], Some(&fs)));
     }
 

@@ -1,4 +1,4 @@
-//! The UUIDs of file systems.
+//! The UUIDs of file systems, and of the devices of a btrfs.
 
 use super::bytes::Bytes;
 use crate::id::ContentName;
@@ -18,11 +18,18 @@ pub(super) fn name_of_xfs(first: Bytes<'_>) -> Option<ContentName> {
 }
 
 /// Linux, `include/uapi/linux/btrfs_tree.h`, `struct btrfs_super_block` at 64 KiB
-/// (`BTRFS_SUPER_INFO_OFFSET`). In it, `fsid` is at 0x20, and the magic at 0x40.
-pub(super) fn name_of_btrfs(first: Bytes<'_>) -> Option<ContentName> {
+/// (`BTRFS_SUPER_INFO_OFFSET`). In it, `fsid` is at 0x20, the magic at 0x40, and the `uuid` of
+/// `dev_item` at 0x10b.
+pub(super) fn names_of_btrfs(first: Bytes<'_>) -> [Option<ContentName>; 2] {
     const AT: usize = 64 * 1024;
-    let is_btrfs = first.has(AT + 0x40, b"_BHRfS_M");
-    is_btrfs.then(|| ContentName::file_system(first.array(AT + 0x20)?))?
+    if !first.has(AT + 0x40, b"_BHRfS_M") {
+        return [None, None];
+    }
+    let uuid = |at| first.array(AT + at);
+    [
+        uuid(0x20).and_then(ContentName::file_system),
+        uuid(0x10b).and_then(ContentName::btrfs_device),
+    ]
 }
 
 #[cfg(test)]
@@ -45,5 +52,23 @@ mod tests {
             let names = crate::nbd::content::names(&bytes);
             assert_eq!(names, [expected.parse().unwrap()]);
         }
+    }
+
+    #[test]
+    fn the_devices_of_one_btrfs_have_its_uuid_and_each_has_its_own() {
+        let names = [1, 2].map(|device| {
+            let mut bytes = vec![0; 68 * 1024];
+            bytes[0x1_0040..0x1_0048].copy_from_slice(b"_BHRfS_M");
+            bytes[0x1_0020..0x1_0030].fill(7);
+            bytes[0x1_010b..0x1_011b].fill(device);
+            let names = crate::nbd::content::names(&bytes);
+            names.iter().map(ToString::to_string).collect::<Vec<_>>()
+        });
+        let fs = "fs.07070707-0707-0707-0707-070707070707";
+        let [one, other] = [
+            "btrfs.01010101-0101-0101-0101-010101010101",
+            "btrfs.02020202-0202-0202-0202-020202020202",
+        ];
+        assert_eq!(names, [[fs, one], [fs, other]]);
     }
 }

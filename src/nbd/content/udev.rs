@@ -23,7 +23,11 @@ pub(in crate::nbd) fn names(properties: &BTreeMap<String, String>) -> Vec<Conten
         Some("ext2" | "ext3" | "ext4" | "xfs" | "btrfs") => format!("fs.{uuid}"),
         _ => String::new(),
     };
-    let names = [table, content].into_iter();
+    let device = match (value("ID_FS_TYPE"), value("ID_FS_UUID_SUB")) {
+        (Some("btrfs"), Some(uuid)) => format!("btrfs.{uuid}"),
+        _ => String::new(),
+    };
+    let names = [table, content, device].into_iter();
     let mut names: Vec<ContentName> = names.filter_map(|name| name.parse().ok()).collect();
     names.sort();
     names
@@ -61,6 +65,22 @@ mod tests {
             assert_eq!(names_of(&properties), [expected], "{kind}");
         }
         assert!(names_of(&[("ID_PART_TABLE_TYPE", "dos")]).is_empty());
+        // udev also has an `ID_FS_UUID_SUB` of other formats, which do not count.
+        let device = "1a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9";
+        for (kind, expected) in [
+            (
+                "btrfs",
+                vec![format!("fs.{uuid}"), format!("btrfs.{device}")],
+            ),
+            ("zfs_member", Vec::new()),
+        ] {
+            let found = names_of(&[
+                ("ID_FS_TYPE", kind),
+                ("ID_FS_UUID", uuid),
+                ("ID_FS_UUID_SUB", device),
+            ]);
+            assert_eq!(found, expected, "{kind}");
+        }
     }
 
     fn names_of(properties: &[(&str, &str)]) -> Vec<String> {

@@ -27,9 +27,16 @@ use crate::iscsi::{
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DesiredFile {
-    count: Option<usize>,
+    #[serde(default)]
+    has_end: bool,
     volume: Option<Vec<Volume>>,
+    end: Option<End>,
 }
+
+/// The end mark, which has no key.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct End {}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -126,20 +133,27 @@ impl TryFrom<DesiredFile> for Desired {
 }
 
 impl DesiredFile {
+    /// Whether the file says `has_end = true`. `Desired::try_from` then requires `[end]`, but
+    /// cannot know where in the text it is.
+    #[must_use]
+    pub fn announces_end(&self) -> bool {
+        self.has_end
+    }
+
     pub(super) fn desired(self, initiator_file: &Path) -> Result<Desired> {
+        let refused = |what: &str| Err(Error::new(ErrorKind::InvalidInput, what));
+        match (self.has_end, self.end) {
+            (true, None) => {
+                return refused("it announces an end and has none: it may be half a file");
+            }
+            (false, Some(_)) => return refused("it has an end and no `has_end = true`"),
+            (true, Some(End {})) | (false, None) => {}
+        }
         // A file that its writer has emptied and will fill again must not detach every
         // volume.
         let Some(volumes) = self.volume else {
-            let message = "it names no volume: `volume = []` says that none is wanted";
-            return Err(Error::new(ErrorKind::InvalidInput, message));
+            return refused("it names no volume: `volume = []` says that none is wanted");
         };
-        if let Some(count) = self.count.filter(|count| *count != volumes.len()) {
-            let message = format!(
-                "it says count = {count} and has {} volumes: it may be half a file",
-                volumes.len()
-            );
-            return Err(Error::new(ErrorKind::InvalidInput, message));
-        }
         let mut desired = Desired::default();
         for volume in volumes {
             let request = volume.request(initiator_file)?;

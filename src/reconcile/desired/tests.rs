@@ -282,17 +282,17 @@ fn two_files_that_differ_in_the_case_of_a_target_alone_are_not_spelt_alike() {
 }
 
 #[test]
-fn a_file_that_says_how_many_volumes_it_has_is_refused_with_more_or_fewer() {
-    let count = |count: u64, volumes: &[serde_json::Value]| {
-        read(&json!({ "count": count, "volume": volumes })).map(|desired| desired.len())
-    };
-    let volumes = [nbd("a", "nbd://h/x"), nbd("b", "nbd://h/y")];
-    assert_eq!(count(2, &volumes), Ok(2));
-    assert_eq!(count(0, &[]), Ok(0));
-    for said in [1, 3] {
-        let error = count(said, &volumes).unwrap_err();
-        assert!(error.contains("has 2 volumes"), "{error}");
-    }
+fn a_file_has_an_empty_end_if_it_announces_one() {
+    let volumes = [nbd("a", "nbd://h/x")];
+    let error = |file| read(&file).unwrap_err();
+    let whole = json!({ "has_end": true, "volume": volumes, "end": {} });
+    assert_eq!(read(&whole).unwrap().len(), 1);
+    let cut = error(json!({ "has_end": true, "volume": volumes }));
+    assert!(cut.contains("half a file"), "{cut}");
+    let hidden = error(json!({ "volume": volumes, "end": {} }));
+    assert!(hidden.contains("no `has_end = true`"), "{hidden}");
+    let filled = error(json!({ "has_end": true, "volume": volumes, "end": { "id": "b" } }));
+    assert!(filled.contains("unknown field `id`"), "{filled}");
 }
 
 #[test]

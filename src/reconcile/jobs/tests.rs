@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::engine::journal::VolumeSpec;
 use crate::engine::{AttachRequest, ChangeEvent};
@@ -80,6 +82,23 @@ fn those_that_failed_before_are_given_half_of_the_threads_and_the_others_all() {
     state.plan_now();
     let job = state.take_job(8).unwrap();
     assert_eq!(job.step.volume, id(77));
+}
+
+#[test]
+fn steps_that_failed_together_are_not_tried_again_together() {
+    let mut state = wanting(8);
+    let pause = Duration::from_secs(3600);
+    let patient = Options::default().retry(pause, pause);
+    let mut pauses = BTreeSet::new();
+    while let Some(mut job) = state.take_job(8) {
+        for event in state.settle(&mut job, refused(), &patient) {
+            if let Event::Failed { next_try, .. } = event {
+                pauses.insert(next_try.unwrap());
+            }
+        }
+    }
+    assert!(pauses.len() > 1, "{pauses:?}");
+    assert!(pauses.iter().all(|it| *it < pause), "{pauses:?}");
 }
 
 #[test]

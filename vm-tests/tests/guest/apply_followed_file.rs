@@ -94,7 +94,7 @@ impl Rig {
             )
         };
         let other = volume(&format!("other-{other}"), other);
-        format!("count = 2\n{other}{}", volume("kept", 1))
+        format!("has_end = true\n{other}{}[end]\n", volume("kept", 1))
     }
 
     fn start(&self) -> Agent {

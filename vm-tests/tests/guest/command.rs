@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -109,7 +110,7 @@ fn watch_prints_the_kernels_events_and_udevs_as_they_come() {
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     // The command listens as soon as it shows an event that this test makes the kernel send.
     let (listening, told) = std::sync::mpsc::channel();
-    let nudge = std::thread::spawn(move || {
+    let nudge = thread::spawn(move || {
         while told.recv_timeout(Duration::from_millis(50)).is_err() {
             fs::write("/sys/devices/virtual/mem/full/uevent", "change").unwrap();
         }
@@ -226,7 +227,13 @@ fn a_signal_ends_a_detach_that_waits_for_an_attach_and_the_attach_goes_on() {
         let stopped = udevd::stopped();
         let attach = start(&["attach", &source]);
         target.wait_for_disk(2);
-        ended_by(start(&["detach", &source]), signal, code);
+        // A signal that arrives before the detach waits ends it at an earlier stage.
+        let waits = (1..=8).any(|seconds| {
+            let detach = start(&["detach", &source]);
+            thread::sleep(Duration::from_secs(seconds));
+            ended_by(detach, signal, code)["stage"] == "lock"
+        });
+        assert!(waits, "no detach waited for the attach");
         assert_eq!(target.devices().len(), 1);
         drop(stopped);
         let attached = attach.wait_with_output().unwrap();

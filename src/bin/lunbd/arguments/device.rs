@@ -20,7 +20,8 @@ pub(crate) struct Attach {
 
     /// Attach only if the unit itself reports this name: naa.HEX, eui.HEX, t10.TEXT,
     /// iqn.TEXT, wwn-0xHEX, or udev's 3HEX. For an NBD source, only if its content has this
-    /// name: gpt.GUID, mbr.SIGNATURE, luks.UUID, lvm.UUID or fs.UUID.
+    /// name: gpt.GUID, mbr.SIGNATURE, luks.UUID, lvm.UUID, fs.UUID or btrfs.UUID. The last is
+    /// blkid's UUID_SUB: the devices of one btrfs have the same fs.UUID.
     #[arg(long, value_name = "ID")]
     pub(crate) expect: Option<Expected>,
 

@@ -26,7 +26,8 @@ pub(crate) struct Apply {
     /// The wanted volumes, in TOML: [[volume]] with id, source or sources, and optionally
     /// expect, min_paths, multipath, min_size (bytes or "16GiB"; the device grows with its unit
     /// on the array, and is never shrunk), [volume.log_in] and [volume.nbd]. EVERY OTHER VOLUME
-    /// OF THE JOURNAL IS DETACHED. An empty file is refused; `volume = []` wants no volume.
+    /// OF THE JOURNAL IS DETACHED. An empty file is refused; `volume = []` wants no volume. A file
+    /// whose first line is `has_end = true` is refused if its last line is not [end].
     #[arg(value_name = "FILE.toml")]
     pub(crate) file: PathBuf,
 

@@ -94,11 +94,14 @@ fn a_file_that_another_takes_the_place_of_is_read() {
 #[test]
 fn several_changes_that_follow_one_another_are_one() {
     let (_directory, path) = directory_with("old");
-    let followed = Followed::start(&path);
+    let mut watch = FileWatch::of(&path).unwrap();
+    let begun = Instant::now();
     for text in ["one", "two", "three"] {
         fs::write(&path, text).unwrap();
     }
-    followed.becomes("three");
+    assert!(watch.wait(LIMIT).unwrap());
+    assert!(begun.elapsed() >= REST, "another could follow");
+    assert!(!watch.wait(NOTHING).unwrap());
 }
 
 #[test]
@@ -151,6 +154,9 @@ fn a_link_is_followed_to_its_file_and_to_the_next_file() {
     followed.becomes("other");
     fs::write(directory.path().join("other"), "again").unwrap();
     followed.becomes("again");
+    fs::write(directory.path().join("new"), "replaced").unwrap();
+    fs::rename(directory.path().join("new"), directory.path().join("other")).unwrap();
+    followed.becomes("replaced");
 }
 
 #[test]

@@ -63,8 +63,8 @@ pub(super) fn require_expected(
 /// or expects a name, which is newer than the journal's.
 ///
 /// # Errors
-/// `IdentityMismatch` if the volume has none of the names that the journal has of it;
-/// `NotReady` if its server answers the read with an error.
+/// `IdentityMismatch` if the volume has none of the names that the journal has of it, or is
+/// another device of the same btrfs; `NotReady` if its server answers the read with an error.
 pub(super) fn require_known(
     request: &AttachRequest,
     content: Option<&[ContentName]>,
@@ -144,6 +144,8 @@ mod tests {
             (Some(&[][..]), Some(&["fs"])),
             (Some(&[]), None),
             (Some(&["fs", "luks"]), Some(&["gpt", "luks"])),
+            // An earlier version wrote the UUID of a btrfs alone.
+            (Some(&["fs"]), Some(&["fs", "btrfs"])),
         ] {
             let refusal = refusal(known, content, NbdOptions::default());
             assert!(refusal.is_none(), "{known:?} {content:?}: {refusal:?}");

@@ -109,8 +109,12 @@ impl<'a> Evidence<'a> {
 mod tests {
     use super::*;
 
+    /// The names of these kinds; a kind before `'` has another UUID.
     fn names(text: &str) -> Vec<ContentName> {
-        let name = |kind: &str| format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
+        let name = |kind: &str| match kind.strip_suffix('\'') {
+            Some(kind) => format!("{kind}.1a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"),
+            None => format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"),
+        };
         let names = text.split_whitespace();
         names.map(|kind| name(kind).parse().unwrap()).collect()
     }
@@ -249,6 +253,30 @@ mod tests {
                 expected,
                 "{now}"
             );
+        }
+    }
+
+    #[test]
+    fn another_device_of_the_same_btrfs_contradicts_each_evidence_that_knows_the_device() {
+        let (by_us, device, fs) = (known("fs btrfs", Some(7)), names("fs btrfs"), names("fs"));
+        let ours = Evidence {
+            by_us: Some(&by_us),
+            written: Some(7),
+            ..Evidence::default()
+        };
+        let of_others = |by_udev, by_journal| Evidence {
+            by_udev,
+            by_journal,
+            ..Evidence::default()
+        };
+        for (evidence, expected) in [
+            (ours, "not fs btrfs by OurNames"),
+            (of_others(Some(&*device), None), "not fs btrfs by Udev"),
+            (of_others(None, Some(&*device)), "doubt, had fs btrfs"),
+            (of_others(None, Some(&fs)), "same"),
+        ] {
+            assert_eq!(judged(evidence, "fs btrfs"), "same");
+            assert_eq!(judged(evidence, "fs btrfs'"), expected);
         }
     }
 }
