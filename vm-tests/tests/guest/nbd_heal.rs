@@ -421,7 +421,8 @@ fn a_detach_writes_back_over_the_connection_that_a_heal_makes_meanwhile() {
     let (engine, uri) = (engine(), server.uri("disk"));
     let node = attach(&engine, &uri, &patient()).node;
     guest::udevd::settle();
-    // The last close of a device writes back, so a reader keeps it open.
+    // The last close of a device writes back, so a reader keeps it open until the heal. udev
+    // reads the partition table after a writer's close, and writes back before that.
     let reader = File::open(&node).unwrap();
     let data = vec![0x5a; 64 << 10];
     server.kill();
@@ -437,7 +438,6 @@ fn a_detach_writes_back_over_the_connection_that_a_heal_makes_meanwhile() {
     let detachment = std::thread::scope(|scope| {
         let detaching = scope.spawn(|| engine.detach(request, soon()));
         while stages.recv().unwrap() != Stage::Claim {}
-        drop(reader);
         server.start();
         let limit = Deadline::after(soon().remaining() / 2);
         let healing = engine
@@ -447,6 +447,7 @@ fn a_detach_writes_back_over_the_connection_that_a_heal_makes_meanwhile() {
             matches!(healing.outcome, HealOutcome::Adopted(_)),
             "{healing:?}"
         );
+        drop(reader);
         detaching.join().unwrap().unwrap()
     });
     assert!(detachment.safe_to_unmap, "{detachment:?}");
