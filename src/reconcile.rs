@@ -44,22 +44,22 @@
 //! ```
 
 mod actual;
+mod component_index;
 mod desired;
 mod event;
-mod failing;
+mod failure;
 mod failure_publisher;
 mod followers;
 mod job;
-mod jobs;
-mod observed;
 mod options;
-mod path_retry;
 mod plan;
 mod queues;
 mod reconciler;
 mod refresh;
 mod resource;
+mod run;
 mod run_loop;
+mod schedule;
 mod session_recovery;
 mod state;
 #[cfg(feature = "metrics")]

@@ -3,14 +3,16 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use crate::deadline::Backoff;
+
 /// The options of a [`Reconciler`](super::Reconciler).
 #[derive(Debug, Clone)]
 pub struct Options {
     pub(super) threads: NonZeroUsize,
     pub(super) step_limit: Duration,
     pub(super) resync: Duration,
-    pub(super) shortest_retry: Duration,
-    pub(super) longest_retry: Duration,
+    shortest_retry: Duration,
+    longest_retry: Duration,
     pub(super) prove: bool,
 }
 
@@ -72,5 +74,9 @@ impl Options {
     pub fn trust(mut self) -> Self {
         self.prove = false;
         self
+    }
+
+    pub(super) fn retry_pauses(&self) -> Backoff {
+        Backoff::new(self.shortest_retry, self.longest_retry)
     }
 }

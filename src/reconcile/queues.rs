@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::job::{Job, Priority};
-use super::workers::Room;
+use super::workers::Capacity;
 
 #[derive(Default)]
 pub(super) struct Queues {
@@ -12,19 +12,15 @@ pub(super) struct Queues {
 
 impl Queues {
     /// Replaces the waiting steps by `jobs`, which come from a new plan. The earliest due
-    /// step is first. Of steps that are due together, each place has one before any place
-    /// has a second, since all steps at one place may hang.
+    /// step is first. Of steps that are due together, each endpoint has one before any endpoint
+    /// has a second, since all steps at one endpoint may hang.
     pub(super) fn fill(&mut self, jobs: Vec<Job>) {
         self.by_priority.clear();
-        let mut at_place = BTreeMap::new();
+        let mut at_endpoint = BTreeMap::new();
         let mut ranked: Vec<(usize, Job)> = Vec::new();
         for job in jobs {
-            let before: &mut usize = at_place
-                .entry((
-                    job.priority,
-                    job.place.as_ref().map(|place| place.name.clone()),
-                ))
-                .or_default();
+            let name = job.endpoint.as_ref().map(|endpoint| endpoint.name.clone());
+            let before: &mut usize = at_endpoint.entry((job.priority, name)).or_default();
             ranked.push((*before, job));
             *before += 1;
         }
@@ -39,28 +35,24 @@ impl Queues {
         }
     }
 
-    pub(super) fn waiting(&self) -> impl Iterator<Item = &Job> {
-        self.by_priority.values().flatten()
+    pub(super) fn len(&self) -> usize {
+        self.by_priority.values().map(VecDeque::len).sum()
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.by_priority.values().all(VecDeque::is_empty)
     }
 
-    /// Whether a waiting step may begin now.
-    pub(super) fn has_one(&self, room: &Room) -> bool {
-        self.waiting()
-            .any(|job| room.is_for(job.priority, job.place.as_ref()))
+    pub(super) fn has_job_for(&self, capacity: &Capacity) -> bool {
+        let mut jobs = self.by_priority.values().flatten();
+        jobs.any(|job| capacity.admits(job.priority, job.endpoint.as_ref()))
     }
 
-    pub(super) fn take(&mut self, room: &Room) -> Option<Job> {
+    pub(super) fn take(&mut self, capacity: &Capacity) -> Option<Job> {
         self.by_priority.values_mut().find_map(|queue| {
-            let is_next = |job: &Job| room.is_for(job.priority, job.place.as_ref());
-            let at = queue.iter().position(is_next)?;
+            let is_admitted = |job: &Job| capacity.admits(job.priority, job.endpoint.as_ref());
+            let at = queue.iter().position(is_admitted)?;
             queue.remove(at)
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -47,16 +47,16 @@ impl Shared {
 
     /// Sends the events of the last change of the state before another thread can change it,
     /// so that they come in the order of the changes.
-    pub(super) fn tell(
+    pub(super) fn send(
         &self,
         state: MutexGuard<'_, State>,
         events: impl IntoIterator<Item = Event>,
     ) {
         let events = events.into_iter();
-        let told: Vec<_> = events.map(|event| self.followers.tell(event)).collect();
+        let sent: Vec<_> = events.map(|event| self.followers.send(event)).collect();
         drop(state);
         // A subscriber of the log may ask for the state, so its lock is free by now.
-        for event in told {
+        for event in sent {
             tracing::info!(sequence = event.sequence, %event, "reconciled");
         }
     }
@@ -78,7 +78,7 @@ impl Reconciler {
     #[must_use]
     pub fn new(engine: Arc<Engine>, journal: Journal, options: Options) -> Self {
         let shared = Arc::<Shared>::default();
-        shared.state().refresh.now();
+        shared.state().refresh.request_all_now();
         Self {
             engine,
             journal,
@@ -96,7 +96,7 @@ impl Reconciler {
     /// Sets what is wanted from now on. Steps that are under way finish first; steps that have
     /// not begun are planned again.
     pub fn set(&self, desired: Desired) {
-        self.shared.state().want(desired);
+        self.shared.state().set_desired(desired);
         self.shared.wake.notify_all();
         self.shared.changed.notify_all();
     }
@@ -127,7 +127,7 @@ impl Reconciler {
         // The journal is read last: a wanted volume enters it and leaves it while the volume is
         // busy.
         let state = self.shared.state();
-        let wanted = state.desired.iter().map(|(volume, _)| volume.clone());
+        let wanted = state.desired().iter().map(|(volume, _)| volume.clone());
         let mut volumes: BTreeSet<VolumeId> = wanted.collect();
         volumes.extend(state.busy().cloned());
         volumes.extend(self.journal.records().into_iter().map(|r| r.volume));
@@ -149,7 +149,7 @@ impl Reconciler {
     /// The counters as they are now.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.shared.state().counters
+        self.shared.state().counters()
     }
 
     /// Waits until a volume is attached as it is wanted, and was read back.
@@ -162,7 +162,7 @@ impl Reconciler {
             if let Some(there) = state.attached(volume) {
                 return Ok(there.clone());
             }
-            if state.desired.get(volume).is_none() {
+            if state.desired().get(volume).is_none() {
                 let message = format!("volume {volume} is not wanted");
                 return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Converge));
             }
@@ -190,10 +190,10 @@ impl Reconciler {
     /// `InUse` if it runs already; `TimedOut` at stage `converge`: the steps under way have
     /// finished, and the others have not begun; where sysfs cannot be read.
     pub fn apply(&self, deadline: Deadline) -> Result<Plan> {
-        let driving = self.begin_run(Some(deadline))?;
+        let run = self.begin_run(Some(deadline))?;
         self.shared.state().reset_backoff(Duration::ZERO);
-        self.shared.state().refresh.now();
-        self.go(&driving)?;
+        self.shared.state().refresh.request_all_now();
+        self.run_threads(&run)?;
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
             let error = Error::timed_out(Stage::Converge, deadline, "all volumes to converge");
@@ -228,14 +228,14 @@ impl Reconciler {
     /// # Errors
     /// `InUse` if it runs already; where it cannot be begun.
     pub fn run(&self) -> Result<()> {
-        let driving = self.begin_run(None)?;
-        self.go(&driving)
+        let run = self.begin_run(None)?;
+        self.run_threads(&run)
     }
 
     /// Ends [`run`](Self::run) for good: it returns when the steps under way have finished. A
     /// process that cannot wait for that may exit: the next process goes on by the journal.
     pub fn stop(&self) {
-        self.shared.state().stopped = true;
+        self.shared.state().run.stop();
         self.shared.wake.notify_all();
     }
 }
@@ -256,9 +256,9 @@ mod tests {
         let change = || {
             for _ in 0..EACH {
                 let mut state = shared.state();
-                state.counters.steps += 1;
-                let volume = format!("pvc-{}", state.counters.steps).parse().unwrap();
-                shared.tell(state, [Event::Healed { volume }]);
+                state.note_wakeup();
+                let volume = format!("pvc-{}", state.counters().wakeups).parse().unwrap();
+                shared.send(state, [Event::Healed { volume }]);
                 thread::yield_now();
             }
         };

@@ -41,7 +41,7 @@ impl Reconciler {
         counter!(PLANS).absolute(plans);
         counter!(STEPS, "outcome" => "ok").absolute(steps.saturating_sub(failures));
         counter!(STEPS, "outcome" => "failed").absolute(failures);
-        let wanted = self.shared.state().desired.len();
+        let wanted = self.shared.state().desired().len();
         for (state, count) in [
             ("wanted", wanted),
             ("in_use", self.in_use().len()),

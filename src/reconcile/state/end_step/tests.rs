@@ -1,4 +1,5 @@
 use super::*;
+use crate::deadline::Deadline;
 use crate::engine::journal::VolumeSpec;
 use crate::engine::{AttachRequest, ChangeEvent};
 use crate::id::Source;
@@ -21,8 +22,8 @@ fn wanting(volumes: u32) -> State {
         desired.insert(id(number), &request(number)).unwrap();
     }
     let mut state = State::default();
-    state.want(desired);
-    state.plan_now();
+    state.set_desired(desired);
+    state.plan_and_queue();
     state
 }
 
@@ -34,29 +35,29 @@ fn there(number: u32) -> VolumeStatus {
     there
 }
 
-fn attached(number: u32) -> Done {
-    Done::Stands(Box::new(there(number)))
+fn attached(number: u32) -> Outcome {
+    Outcome::Attached(Box::new(there(number)))
 }
 
 /// A volume that is attached and wanted larger.
 fn too_small() -> State {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
-    state.settle(&mut job, attached(0), &impatient());
-    let mut desired = state.desired.clone();
+    state.end_step(&mut job, attached(0), &impatient());
+    let mut desired = state.desired().clone();
     desired.set_min_size(&id(0), Some(1 << 30)).unwrap();
-    state.want(desired);
-    state.plan_now();
+    state.set_desired(desired);
+    state.plan_and_queue();
     state
 }
 
 /// The result of a resize where the array has not grown the unit.
-fn not_grown() -> Done {
-    Done::Failed(Error::new(ErrorKind::NotReady, "it has 0 bytes"))
+fn not_grown() -> Outcome {
+    Outcome::Failed(Error::new(ErrorKind::NotReady, "it has 0 bytes"))
 }
 
-fn refused() -> Done {
-    Done::Failed(Error::new(ErrorKind::Unreachable, "no server"))
+fn refused() -> Outcome {
+    Outcome::Failed(Error::new(ErrorKind::Unreachable, "no server"))
 }
 
 /// Options that retry at once.
@@ -64,20 +65,26 @@ fn impatient() -> Options {
     Options::default().retry(Duration::ZERO, Duration::ZERO)
 }
 
+/// Begins the next run. With a deadline it tries each step once.
+fn begin_run(state: &mut State, until: Option<Deadline>) {
+    state.run.end();
+    state.begin_run(until, &impatient()).unwrap();
+}
+
 #[test]
 fn those_that_failed_before_are_given_half_of_the_threads_and_the_others_all() {
     let mut state = wanting(10);
     for _ in 0..10 {
         let mut job = state.take_job(8).unwrap();
-        state.settle(&mut job, refused(), &impatient());
+        state.end_step(&mut job, refused(), &impatient());
     }
-    state.plan_now();
+    state.plan_and_queue();
     let hung: Vec<Job> = std::iter::from_fn(|| state.take_job(8)).collect();
     assert_eq!(hung.len(), 4);
-    let mut desired = state.desired.clone();
+    let mut desired = state.desired().clone();
     desired.insert(id(77), &request(77)).unwrap();
-    state.want(desired);
-    state.plan_now();
+    state.set_desired(desired);
+    state.plan_and_queue();
     let job = state.take_job(8).unwrap();
     assert_eq!(job.step.volume, id(77));
 }
@@ -85,10 +92,10 @@ fn those_that_failed_before_are_given_half_of_the_threads_and_the_others_all() {
 #[test]
 fn a_step_that_has_not_begun_is_thought_over_when_something_else_is_wanted() {
     let mut state = wanting(3);
-    state.want(Desired::default());
+    state.set_desired(Desired::default());
     assert!(state.take_job(8).is_none());
-    assert!(state.replan);
-    state.plan_now();
+    assert!(state.schedule.needs_plan());
+    state.plan_and_queue();
     assert!(state.plan().is_empty());
     assert!(state.busy().next().is_none());
 }
@@ -97,12 +104,12 @@ fn a_step_that_has_not_begun_is_thought_over_when_something_else_is_wanted() {
 fn a_look_that_began_before_a_step_ended_says_nothing_of_its_volume() {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
-    let ended_steps = state.ended_steps();
-    state.settle(&mut job, attached(0), &impatient());
+    let ended_steps = state.counters.steps;
+    state.end_step(&mut job, attached(0), &impatient());
     // The volume was not there when the look began.
     state.merge(Vec::new(), &Scope::All, ended_steps, false);
     assert!(state.attached(&id(0)).is_some());
-    let ended_steps = state.ended_steps();
+    let ended_steps = state.counters.steps;
     state.merge(Vec::new(), &Scope::All, ended_steps, false);
     assert!(state.attached(&id(0)).is_none());
 }
@@ -111,29 +118,29 @@ fn a_look_that_began_before_a_step_ended_says_nothing_of_its_volume() {
 fn a_link_that_dies_during_a_step_is_healed_after_it() {
     let mut state = wanting(1);
     state.merge(vec![there(0)], &Scope::All, 0, true);
-    state.plan_now();
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
     // The attach was planned before the first look.
     assert_eq!(job.step.kind, StepKind::Attach);
-    state.settle(&mut job, attached(0), &impatient());
+    state.end_step(&mut job, attached(0), &impatient());
     assert!(state.plan().is_empty());
     let index = crate::id::NbdIndex::new(0).unwrap();
-    assert!(state.take_in(&ChangeEvent::LinkDead(index)).is_some());
+    assert!(state.handle_change(&ChangeEvent::LinkDead(index)).is_some());
     assert!(
-        state.take_in(&ChangeEvent::LinkDead(index)).is_none(),
+        state.handle_change(&ChangeEvent::LinkDead(index)).is_none(),
         "told twice"
     );
-    state.plan_now();
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Heal);
     assert!(state.attached(&id(0)).is_none());
-    let healed = state.settle(&mut job, Done::Serves, &impatient());
+    let healed = state.end_step(&mut job, Outcome::Serves, &impatient());
     assert!(
         matches!(healed.as_slice(), [Event::Healed { .. }]),
         "{healed:?}"
     );
     assert!(state.attached(&id(0)).is_some());
-    state.plan_now();
+    state.plan_and_queue();
     assert!(state.is_idle() && state.plan().is_empty());
 }
 
@@ -141,12 +148,12 @@ fn a_link_that_dies_during_a_step_is_healed_after_it() {
 fn other_content_that_a_heal_took_is_told_with_both_names_and_other_differences_are_not() {
     let mut state = wanting(1);
     state.merge(vec![there(0)], &Scope::All, 0, true);
-    state.plan_now();
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
-    state.settle(&mut job, attached(0), &impatient());
+    state.end_step(&mut job, attached(0), &impatient());
     let index = crate::id::NbdIndex::new(0).unwrap();
-    state.take_in(&ChangeEvent::LinkDead(index));
-    state.plan_now();
+    state.handle_change(&ChangeEvent::LinkDead(index));
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
     let name = "fs.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9".parse().unwrap();
     let differences = vec![
@@ -157,7 +164,7 @@ fn other_content_that_a_heal_took_is_told_with_both_names_and_other_differences_
             is_proven: false,
         },
     ];
-    let events = state.settle(&mut job, Done::Adopted(differences), &impatient());
+    let events = state.end_step(&mut job, Outcome::Adopted(differences), &impatient());
     let [Event::Healed { .. }, differs @ Event::ContentDiffers { .. }] = &*events else {
         panic!("{events:?}");
     };
@@ -174,24 +181,24 @@ fn a_link_that_dies_while_it_is_asked_is_asked_once_more() {
     let mut state = wanting(0);
     let mut desired = Desired::default();
     desired.insert(id(0), &request(0)).unwrap();
-    state.want(desired);
+    state.set_desired(desired);
     state.merge(vec![there(0)], &Scope::All, 0, true);
-    state.plan_now();
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Prove);
     // The death may follow the answer, and the kernel reports it only once.
-    state.take_in(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
-    state.settle(&mut job, Done::Serves, &impatient());
-    state.plan_now();
+    state.handle_change(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
+    state.end_step(&mut job, Outcome::Serves, &impatient());
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Prove);
     // A step that only asks does not cause device events itself.
     let devpath = "/devices/virtual/block/nbd0".to_owned();
     let removed = false;
-    state.take_in(&ChangeEvent::Device { devpath, removed });
-    state.settle(&mut job, Done::Serves, &impatient());
-    assert!(state.refresh.some.contains(&id(0)));
-    state.plan_now();
+    state.handle_change(&ChangeEvent::Device { devpath, removed });
+    state.end_step(&mut job, Outcome::Serves, &impatient());
+    assert!(state.refresh.is_wanted());
+    state.plan_and_queue();
     assert!(state.take_job(8).is_none());
     assert!(state.attached(&id(0)).is_some());
 }
@@ -200,10 +207,10 @@ fn a_link_that_dies_while_it_is_asked_is_asked_once_more() {
 fn a_link_that_a_look_finds_dead_has_its_budget_as_one_that_the_kernel_tells_of() {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
-    state.settle(&mut job, attached(0), &impatient());
+    state.end_step(&mut job, attached(0), &impatient());
     let mut dead = there(0);
     dead.condition = Condition::LinkDead;
-    let ended_steps = state.ended_steps();
+    let ended_steps = state.counters.steps;
     let events = state.merge(vec![dead], &Scope::All, ended_steps, false);
     let told = matches!(
         events.as_slice(),
@@ -219,27 +226,27 @@ fn a_link_that_a_look_finds_dead_has_its_budget_as_one_that_the_kernel_tells_of(
 fn a_healing_that_no_repetition_helps_does_not_hold_up_another_attach() {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
-    state.settle(&mut job, attached(0), &impatient());
-    state.take_in(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
-    state.plan_now();
+    state.end_step(&mut job, attached(0), &impatient());
+    state.handle_change(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Heal);
-    let never = Done::Failed(Error::new(ErrorKind::NotSupported, "no"));
-    state.settle(&mut job, never, &impatient());
-    state.plan_now();
+    let never = Outcome::Failed(Error::new(ErrorKind::NotSupported, "no"));
+    state.end_step(&mut job, never, &impatient());
+    state.plan_and_queue();
     assert!(state.take_job(8).is_none());
     // Another of its connections dies: the kernel may accept a new one now.
-    state.take_in(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
-    state.plan_now();
+    state.handle_change(&ChangeEvent::LinkDead(crate::id::NbdIndex::new(0).unwrap()));
+    state.plan_and_queue();
     let mut job = state.take_job(8).expect("a healing at once");
     assert_eq!(job.step.kind, StepKind::Heal);
-    let never = Done::Failed(Error::new(ErrorKind::NotSupported, "no"));
-    state.settle(&mut job, never, &impatient());
+    let never = Outcome::Failed(Error::new(ErrorKind::NotSupported, "no"));
+    state.end_step(&mut job, never, &impatient());
     let mut gone = there(0);
     (gone.nbd_index, gone.node, gone.condition) = (None, None, Condition::Gone);
-    let ended_steps = state.ended_steps();
+    let ended_steps = state.counters.steps;
     state.merge(vec![gone], &Scope::All, ended_steps, false);
-    state.plan_now();
+    state.plan_and_queue();
     assert_eq!(state.take_job(8).unwrap().step.kind, StepKind::Attach);
 }
 
@@ -250,23 +257,23 @@ fn a_death_on_an_index_that_a_volume_had_before_is_not_its_own() {
     let mut on_nbd3 = there(0);
     on_nbd3.nbd_index = crate::id::NbdIndex::new(3);
     on_nbd3.node = Some("/dev/nbd3".into());
-    let done = Done::Stands(Box::new(on_nbd3));
-    state.settle(&mut job, done, &impatient());
+    let done = Outcome::Attached(Box::new(on_nbd3));
+    state.end_step(&mut job, done, &impatient());
     let mut gone = there(0);
     (gone.nbd_index, gone.node, gone.condition) = (None, None, Condition::Gone);
     for found in [gone, there(0)] {
-        let ended_steps = state.ended_steps();
+        let ended_steps = state.counters.steps;
         state.merge(vec![found], &Scope::All, ended_steps, false);
     }
     let foreign_messages = crate::id::NbdIndex::new(3).unwrap();
     assert!(
         state
-            .take_in(&ChangeEvent::LinkDead(foreign_messages))
+            .handle_change(&ChangeEvent::LinkDead(foreign_messages))
             .is_none()
     );
     assert!(state.attached(&id(0)).is_some());
     let own = crate::id::NbdIndex::new(0).unwrap();
-    assert!(state.take_in(&ChangeEvent::LinkDead(own)).is_some());
+    assert!(state.handle_change(&ChangeEvent::LinkDead(own)).is_some());
 }
 
 #[test]
@@ -274,17 +281,17 @@ fn what_stood_before_this_process_is_asked_once() {
     let mut state = wanting(0);
     let mut desired = Desired::default();
     desired.insert(id(0), &request(0)).unwrap();
-    state.want(desired);
+    state.set_desired(desired);
     state.merge(vec![there(0)], &Scope::All, 0, true);
     assert!(state.attached(&id(0)).is_none());
-    state.plan_now();
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Prove);
-    let events = state.settle(&mut job, Done::Serves, &impatient());
+    let events = state.end_step(&mut job, Outcome::Serves, &impatient());
     assert!(events.is_empty(), "{events:?}");
-    let ended_steps = state.ended_steps();
+    let ended_steps = state.counters.steps;
     state.merge(vec![there(0)], &Scope::All, ended_steps, true);
-    state.plan_now();
+    state.plan_and_queue();
     assert!(state.take_job(8).is_none());
     assert!(state.attached(&id(0)).is_some());
 }
@@ -293,32 +300,35 @@ fn what_stood_before_this_process_is_asked_once() {
 fn an_error_that_no_repetition_helps_is_not_repeated_until_something_changes() {
     let mut state = wanting(1);
     let mut job = state.take_job(8).unwrap();
-    let never = Done::Failed(Error::new(ErrorKind::NotSupported, "no"));
-    let events = state.settle(&mut job, never, &impatient());
+    let never = Outcome::Failed(Error::new(ErrorKind::NotSupported, "no"));
+    let events = state.end_step(&mut job, never, &impatient());
     assert!(matches!(
         events.as_slice(),
         [Event::Failed { next_try: None, .. }]
     ));
-    state.plan_now();
+    state.plan_and_queue();
     assert!(state.take_job(8).is_none());
     state.reset_backoff(Duration::ZERO);
-    state.plan_now();
+    state.plan_and_queue();
     assert!(state.take_job(8).is_some());
 }
 
 #[test]
-fn what_failed_in_a_drive_that_tries_once_is_not_tried_again_beside_what_is_at_work() {
+fn a_step_that_failed_in_a_run_that_tries_once_is_not_tried_again_while_another_step_runs() {
     let mut state = wanting(2);
-    state.begin(true);
+    begin_run(&mut state, Some(Deadline::after(Duration::MAX)));
     let mut fails = state.take_job(8).unwrap();
     let _at_work = state.take_job(8).unwrap();
-    state.settle(&mut fails, refused(), &impatient());
-    state.plan_now();
+    state.end_step(&mut fails, refused(), &impatient());
+    state.plan_and_queue();
     assert!(state.take_job(8).is_none());
-    assert!(!state.retry_is_due(), "nor is the loop woken for it");
-    state.begin(true);
+    assert!(
+        !state.schedule.is_plan_due(),
+        "nor is the loop woken for it"
+    );
+    begin_run(&mut state, Some(Deadline::after(Duration::MAX)));
     state.reset_backoff(Duration::ZERO);
-    state.plan_now();
+    state.plan_and_queue();
     let again = state.take_job(8).unwrap();
     assert_eq!(again.step.volume, fails.step.volume);
 }
@@ -330,7 +340,7 @@ fn a_volume_is_attached_as_it_is_wanted_when_its_size_was_read_back_and_not_befo
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Resize);
     let (old_size, size) = (0, 1 << 30);
-    let events = state.settle(&mut job, Done::Resized { old_size, size }, &impatient());
+    let events = state.end_step(&mut job, Outcome::Resized { old_size, size }, &impatient());
     assert!(
         matches!(
             events.as_slice(),
@@ -342,7 +352,7 @@ fn a_volume_is_attached_as_it_is_wanted_when_its_size_was_read_back_and_not_befo
         "{events:?}"
     );
     assert!(state.attached(&id(0)).is_some());
-    state.plan_now();
+    state.plan_and_queue();
     assert!(state.take_job(8).is_none() && state.plan().is_empty());
 }
 
@@ -352,7 +362,7 @@ fn a_volume_that_does_not_grow_is_tried_again_later_and_its_link_is_healed_at_on
     let mut job = state.take_job(8).unwrap();
     let hour = Duration::from_secs(3600);
     let patient = Options::default().retry(hour, hour);
-    let events = state.settle(&mut job, not_grown(), &patient);
+    let events = state.end_step(&mut job, not_grown(), &patient);
     assert!(
         matches!(
             events.as_slice(),
@@ -363,25 +373,25 @@ fn a_volume_that_does_not_grow_is_tried_again_later_and_its_link_is_healed_at_on
         ),
         "{events:?}"
     );
-    state.plan_now();
+    state.plan_and_queue();
     assert!(state.take_job(8).is_none(), "it waits");
     assert_eq!(state.errors().len(), 1);
 
     let index = crate::id::NbdIndex::new(0).unwrap();
-    state.take_in(&ChangeEvent::LinkDead(index));
-    state.plan_now();
+    state.handle_change(&ChangeEvent::LinkDead(index));
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Heal);
-    state.settle(&mut job, Done::Serves, &patient);
-    state.plan_now();
+    state.end_step(&mut job, Outcome::Serves, &patient);
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
     assert_eq!(job.step.kind, StepKind::Resize);
-    state.settle(&mut job, not_grown(), &patient);
+    state.end_step(&mut job, not_grown(), &patient);
 
-    let mut desired = state.desired.clone();
+    let mut desired = state.desired().clone();
     desired.set_min_size(&id(0), None).unwrap();
-    state.want(desired);
-    state.plan_now();
+    state.set_desired(desired);
+    state.plan_and_queue();
     assert!(state.attached(&id(0)).is_some());
     assert!(state.take_job(8).is_none() && state.errors().is_empty());
 }
@@ -391,52 +401,27 @@ fn a_size_that_was_reached_past_us_is_no_failure_any_more() {
     let mut state = too_small();
     let mut job = state.take_job(8).unwrap();
     let hour = Duration::from_secs(3600);
-    state.settle(&mut job, not_grown(), &Options::default().retry(hour, hour));
+    state.end_step(&mut job, not_grown(), &Options::default().retry(hour, hour));
     let mut grown = there(0);
     grown.size = Some(1 << 31);
-    let ended_steps = state.ended_steps();
+    let ended_steps = state.counters.steps;
     state.merge(vec![grown], &Scope::All, ended_steps, false);
-    state.plan_now();
+    state.plan_and_queue();
     assert!(state.errors().is_empty());
     assert!(state.attached(&id(0)).is_some());
 }
 
 #[test]
-fn what_failed_in_an_apply_is_tried_again_by_who_runs_after_it() {
+fn a_step_that_failed_in_an_apply_is_tried_again_by_the_next_run() {
     let mut state = wanting(1);
-    state.begin(true);
-    state.plan_now();
+    begin_run(&mut state, Some(Deadline::after(Duration::MAX)));
+    state.plan_and_queue();
     let mut job = state.take_job(8).unwrap();
-    state.settle(&mut job, refused(), &impatient());
-    state.plan_now();
+    state.end_step(&mut job, refused(), &impatient());
+    state.plan_and_queue();
     assert!(state.take_job(8).is_none());
-    state.begin(false);
+    begin_run(&mut state, None);
     assert!(!state.is_idle(), "it sleeps");
-    state.plan_now();
+    state.plan_and_queue();
     assert!(state.next_timer().is_some() || state.take_job(8).is_some());
-}
-
-#[test]
-fn a_volume_without_a_path_is_looked_at_when_one_it_had_is_back() {
-    let mut state = wanting(1);
-    let with = |paths: &[&str], node: Option<&str>, condition| {
-        let mut there = there(0);
-        (there.nbd_index, there.condition) = (None, condition);
-        there.paths = paths.iter().map(|path| path.parse().unwrap()).collect();
-        there.node = node.map(Into::into);
-        there
-    };
-    let owns = |state: &State, part: &str| state.by_component.contains_key(part);
-    state.know(with(&["2:0:0:1"], Some("/dev/dm-0"), Condition::Complete));
-    for _ in 0..2 {
-        state.know(with(&[], None, Condition::LinkDead));
-        assert!(owns(&state, "2:0:0:1") && owns(&state, "dm-0"));
-    }
-    assert_eq!(state.parts[&id(0)].len(), 2);
-    // From now on it is on these devices.
-    state.know(with(&["3:0:0:1"], Some("/dev/dm-4"), Condition::Complete));
-    assert!(!owns(&state, "2:0:0:1") && !owns(&state, "dm-0"));
-    assert!(owns(&state, "3:0:0:1") && owns(&state, "dm-4"));
-    state.forget(&id(0));
-    assert!(state.by_component.is_empty() && state.parts.is_empty());
 }

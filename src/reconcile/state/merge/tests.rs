@@ -4,9 +4,11 @@ use super::*;
 use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
 use crate::error::{Error, ErrorKind};
+use crate::id::Source;
 use crate::reconcile::desired::Desired;
-use crate::reconcile::job::{Done, Job};
+use crate::reconcile::job::{Job, Outcome};
 use crate::reconcile::options::Options;
+use crate::reconcile::plan::StepKind;
 
 fn id(number: u32) -> VolumeId {
     format!("pvc-{number}").parse().unwrap()
@@ -35,10 +37,10 @@ fn unit_attached() -> State {
     let mut desired = Desired::default();
     let request = unit_there().spec.request().unwrap();
     desired.insert(id(0), &request).unwrap();
-    state.want(desired);
+    state.set_desired(desired);
     state.merge(vec![unit_there()], &Scope::All, 0, true);
     let mut job = take(&mut state, StepKind::Prove);
-    state.settle(&mut job, Done::Serves, &impatient());
+    state.end_step(&mut job, Outcome::Serves, &impatient());
     assert!(state.attached(&id(0)).is_some());
     state
 }
@@ -46,7 +48,7 @@ fn unit_attached() -> State {
 /// Takes the only step that can be done now.
 #[track_caller]
 fn take(state: &mut State, kind: StepKind) -> Job {
-    state.plan_now();
+    state.plan_and_queue();
     let job = state.take_job(8).expect("a step");
     assert_eq!(job.step.kind, kind, "{}", job.step);
     assert!(state.take_job(8).is_none());
@@ -54,7 +56,7 @@ fn take(state: &mut State, kind: StepKind) -> Job {
 }
 
 fn look(state: &mut State, there: VolumeStatus) -> Vec<Event> {
-    let ended_steps = state.ended_steps();
+    let ended_steps = state.counters.steps;
     state.merge(vec![there], &Scope::All, ended_steps, true)
 }
 
@@ -64,12 +66,12 @@ fn a_device_that_is_another_unit_is_not_attached_again_by_the_word_of_sysfs() {
     let mut desired = Desired::default();
     let request = unit_there().spec.request().unwrap();
     desired.insert(id(0), &request).unwrap();
-    state.want(desired);
+    state.set_desired(desired);
     state.merge(vec![unit_there()], &Scope::All, 0, true);
     let mut job = take(&mut state, StepKind::Prove);
     let seen = "naa.2 answers at 2:0:0:1, where naa.1 was scanned";
-    let differs = Done::Differs(Condition::Changed, seen.to_owned());
-    state.settle(&mut job, differs, &impatient());
+    let differs = Outcome::Differs(Condition::Changed, seen.to_owned());
+    state.end_step(&mut job, differs, &impatient());
     // Sysfs still shows the same device, with the data that the kernel read at its scan.
     look(&mut state, unit_there());
     assert!(state.attached(&id(0)).is_none(), "it is handed out");
@@ -78,18 +80,22 @@ fn a_device_that_is_another_unit_is_not_attached_again_by_the_word_of_sysfs() {
     assert_eq!(job.step.reason, seen);
     let hour = Duration::from_secs(3600);
     let patient = Options::default().retry(hour, hour);
-    let mounted = Done::Failed(Error::new(ErrorKind::InUse, "mounted"));
-    state.settle(&mut job, mounted, &patient);
+    let mounted = Outcome::Failed(Error::new(ErrorKind::InUse, "mounted"));
+    state.end_step(&mut job, mounted, &patient);
     look(&mut state, unit_there());
     assert!(state.attached(&id(0)).is_none(), "it is handed out");
-    state.plan_now();
+    state.plan_and_queue();
     assert!(state.take_job(8).is_none(), "it waits");
     assert_eq!(state.errors().len(), 1);
     assert_eq!(state.step(&id(0)).unwrap().reason, seen);
 
     state.reset_backoff(Duration::ZERO);
     let mut job = take(&mut state, StepKind::Attach);
-    state.settle(&mut job, Done::Stands(Box::new(unit_there())), &patient);
+    state.end_step(
+        &mut job,
+        Outcome::Attached(Box::new(unit_there())),
+        &patient,
+    );
     look(&mut state, unit_there());
     assert!(state.attached(&id(0)).is_some());
 }
@@ -102,8 +108,8 @@ fn a_device_that_came_in_place_of_another_unit_is_judged_by_itself() {
     look(&mut state, doubted);
     look(&mut state, unit_there());
     let mut job = take(&mut state, StepKind::Prove);
-    let differs = Done::Differs(Condition::Changed, "another answers".to_owned());
-    state.settle(&mut job, differs, &impatient());
+    let differs = Outcome::Differs(Condition::Changed, "another answers".to_owned());
+    state.end_step(&mut job, differs, &impatient());
     let mut gone = unit_there();
     (gone.condition, gone.node) = (Condition::Gone, None);
     gone.paths.clear();
@@ -126,7 +132,7 @@ fn a_volume_whose_paths_were_offline_is_asked_which_unit_it_is_before_it_is_said
     assert!(events.is_empty(), "{events:?}");
     assert!(state.attached(&id(0)).is_none());
     let mut job = take(&mut state, StepKind::Prove);
-    let events = state.settle(&mut job, Done::Serves, &impatient());
+    let events = state.end_step(&mut job, Outcome::Serves, &impatient());
     assert!(
         matches!(events.as_slice(), [Event::Healed { .. }]),
         "{events:?}"
@@ -145,7 +151,7 @@ fn one_path_that_was_offline_is_asked_which_unit_it_is_though_the_other_served_m
     look(&mut state, unit_there());
     assert!(state.attached(&id(0)).is_none(), "nobody has asked it");
     let mut job = take(&mut state, StepKind::Prove);
-    state.settle(&mut job, Done::Serves, &impatient());
+    state.end_step(&mut job, Outcome::Serves, &impatient());
     look(&mut state, unit_there());
     assert!(state.attached(&id(0)).is_some());
 }

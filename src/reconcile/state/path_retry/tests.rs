@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::engine::{AttachRequest, ChangeEvent};
@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind};
 use crate::id::{HostNo, SessionId, VolumeId};
 use crate::iscsi::SessionOptions;
 use crate::reconcile::desired::Desired;
-use crate::reconcile::job::{Done, Job};
+use crate::reconcile::job::{Job, Outcome};
 use crate::reconcile::options::Options;
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
@@ -22,20 +22,20 @@ fn wanting_two() -> State {
         desired.insert(volume, &request).unwrap();
     }
     let mut state = State::default();
-    state.want(desired);
+    state.set_desired(desired);
     state
 }
 
 fn take_all(state: &mut State) -> Vec<Job> {
-    state.plan_now();
+    state.plan_and_queue();
     std::iter::from_fn(|| state.take_job(8)).collect()
 }
 
 /// Fails the step; its next attempt is in an hour.
 fn fails(state: &mut State, mut job: Job) {
     let hour = Duration::from_secs(3600);
-    let done = Done::Failed(Error::new(ErrorKind::NotFound, "no such LUN"));
-    state.settle(&mut job, done, &Options::default().retry(hour, hour));
+    let done = Outcome::Failed(Error::new(ErrorKind::NotFound, "no such LUN"));
+    state.end_step(&mut job, done, &Options::default().retry(hour, hour));
 }
 
 fn session(id: u32, target: &str) -> ScsiTransport {
@@ -48,8 +48,8 @@ fn session(id: u32, target: &str) -> ScsiTransport {
 
 /// The kernel sends a session event, and these transports are up.
 fn see(state: &mut State, standing: &[ScsiTransport]) {
-    state.take_in(&ChangeEvent::HostOrSession);
-    state.see_transports(ScsiTransports {
+    state.handle_change(&ChangeEvent::HostOrSession);
+    state.merge_transports(ScsiTransports {
         up: standing.iter().cloned().collect(),
         is_changing: false,
     });
@@ -112,7 +112,7 @@ fn an_event_of_another_host_is_no_cause_and_one_of_an_unknown_host_is() {
     }
     let mut tell = |host: u32| {
         let host = Some(HostNo(host));
-        state.take_in(&ChangeEvent::Transport { host });
+        state.handle_change(&ChangeEvent::Transport { host });
         let jobs = take_all(&mut state);
         let count = jobs.len();
         for job in jobs {
@@ -132,9 +132,9 @@ fn a_session_that_serves_again_is_a_cause_for_the_volumes_of_its_target() {
         fails(&mut state, job);
     }
     let other = "iqn.2003-01.org.lunbd:other";
-    state.see_target_back(&other.parse().unwrap());
+    state.retry_target(&other.parse().unwrap());
     assert!(take_all(&mut state).is_empty());
-    state.see_target_back(&TARGET.parse().unwrap());
+    state.retry_target(&TARGET.parse().unwrap());
     assert_eq!(take_all(&mut state).len(), 2);
 }
 
@@ -148,7 +148,7 @@ fn tries_that_failed_together_are_spread_when_all_is_tried_again() {
     state.reset_backoff(Duration::from_secs(30));
     let tracked = state.tracked.values();
     let nexts: Vec<Instant> = tracked
-        .filter_map(|tracked| tracked.failure.as_ref()?.next)
+        .filter_map(|tracked| tracked.failure.as_ref()?.next_try())
         .collect();
     assert_eq!(nexts.len(), 2);
     let limit = now + Duration::from_secs(40);

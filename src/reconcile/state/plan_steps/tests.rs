@@ -5,7 +5,7 @@ use crate::engine::{AttachRequest, ChangeEvent, Condition, VolumeStatus};
 use crate::error::{Error, ErrorKind};
 use crate::id::{Source, VolumeId};
 use crate::reconcile::desired::Desired;
-use crate::reconcile::job::{Done, Job};
+use crate::reconcile::job::{Job, Outcome};
 use crate::reconcile::options::Options;
 use crate::reconcile::plan::StepKind;
 use crate::reconcile::state::State;
@@ -26,7 +26,7 @@ fn wanting(volumes: u32) -> State {
         desired.insert(id(number), &request(number)).unwrap();
     }
     let mut state = State::default();
-    state.want(desired);
+    state.set_desired(desired);
     state
 }
 
@@ -35,12 +35,12 @@ fn there(number: u32) -> VolumeStatus {
     VolumeStatus::new(id(number), spec, Condition::Complete)
 }
 
-fn refused() -> Done {
-    Done::Failed(Error::new(ErrorKind::Unreachable, "no server"))
+fn refused() -> Outcome {
+    Outcome::Failed(Error::new(ErrorKind::Unreachable, "no server"))
 }
 
 fn take_all(state: &mut State) -> Vec<Job> {
-    state.plan_now();
+    state.plan_and_queue();
     std::iter::from_fn(|| state.take_job(8)).collect()
 }
 
@@ -54,7 +54,7 @@ fn fail_each_once(state: &mut State) {
             return;
         }
         for mut job in jobs {
-            state.settle(&mut job, refused(), &patient);
+            state.end_step(&mut job, refused(), &patient);
         }
     }
 }
@@ -65,8 +65,8 @@ fn a_detach_is_not_behind_attaches_however_many_there_are_and_however_long_they_
     let attaches = take_all(&mut state);
     assert_eq!(attaches.len(), 8, "more than there are threads");
     // Volume 99 is not wanted.
-    state.know(there(99));
-    state.plan_now();
+    state.set_status(there(99));
+    state.plan_and_queue();
     let job = state.take_job(8).expect("a thread for a detach");
     assert_eq!(job.step.kind, StepKind::Detach);
 }
@@ -84,7 +84,7 @@ fn a_first_attach_at_a_server_does_not_wait_for_those_at_another_server() {
         want(number, format!("nbd://silent/{number}"));
     }
     want(last, "nbd://answers/1".to_owned());
-    state.want(desired);
+    state.set_desired(desired);
     let first = take_all(&mut state);
     let is_served = first.iter().any(|job| job.step.volume == id(last));
     assert!(is_served && first.len() == 8, "{} steps", first.len());
@@ -102,7 +102,7 @@ fn a_volume_of_a_server_that_is_back_does_not_wait_for_those_of_one_that_is_away
         want(&format!("away-{number}"), &format!("nbd://away/{number}"));
     }
     want("back", "nbd://back/1");
-    state.want(desired);
+    state.set_desired(desired);
     // Each has failed once, and all are due for a retry.
     fail_each_once(&mut state);
     state.reset_backoff(Duration::ZERO);
@@ -115,10 +115,10 @@ fn a_volume_of_a_server_that_is_back_does_not_wait_for_those_of_one_that_is_away
 #[test]
 fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
     let mut state = wanting(16);
-    let mut desired = state.desired.clone();
+    let mut desired = state.desired().clone();
     let source: Source = "scsi:2:0:0:1".parse().unwrap();
     desired.insert(id(77), &AttachRequest::new(source)).unwrap();
-    state.want(desired);
+    state.set_desired(desired);
     fail_each_once(&mut state);
     // It waits for its retry behind the others.
     state.reset_backoff(Duration::ZERO);
@@ -128,8 +128,8 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
         !hangs.is_empty() && hangs.iter().all(|work| work.volume != id(77)),
         "{hangs:?}"
     );
-    state.take_in(&ChangeEvent::Transport { host: None });
-    state.plan_now();
+    state.handle_change(&ChangeEvent::Transport { host: None });
+    state.plan_and_queue();
     let job = state.take_job(8).expect("a thread for what is back");
     assert_eq!(job.step.volume, id(77));
 }
@@ -143,9 +143,9 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_many_others_whose_paths_ma
         let request = AttachRequest::new(source.parse::<Source>().unwrap());
         desired.insert(id(number), &request).unwrap();
     }
-    state.want(desired);
+    state.set_desired(desired);
     fail_each_once(&mut state);
-    state.take_in(&ChangeEvent::Transport { host: None });
+    state.handle_change(&ChangeEvent::Transport { host: None });
     let first = take_all(&mut state);
     let is_served = first.iter().any(|job| job.step.volume == id(40));
     assert!(is_served && first.len() < 20, "{} steps", first.len());
@@ -161,15 +161,15 @@ fn what_is_back_is_tried_also_where_others_of_its_host_hang() {
             .insert(id(lun), &AttachRequest::new(source))
             .unwrap();
     }
-    state.want(desired);
+    state.set_desired(desired);
     let hour = Duration::from_secs(3600);
     let patient = Options::default().retry(hour, hour);
     for mut job in take_all(&mut state) {
-        state.settle(&mut job, refused(), &patient);
+        state.end_step(&mut job, refused(), &patient);
     }
     state.reset_backoff(Duration::ZERO);
     let hang = take_all(&mut state);
     assert_eq!(hang.len(), 2, "a quarter of the threads");
-    state.take_in(&ChangeEvent::Transport { host: None });
+    state.handle_change(&ChangeEvent::Transport { host: None });
     assert_eq!(take_all(&mut state).len(), 1);
 }
