@@ -53,7 +53,6 @@ mod followers;
 mod job;
 mod options;
 mod plan;
-mod queues;
 mod reconciler;
 mod refresh;
 mod resource;

@@ -28,7 +28,6 @@ pub struct Reconciler {
     pub(super) shared: Arc<Shared>,
 }
 
-#[derive(Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
     /// Wakes the loop.
@@ -41,6 +40,16 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    fn new(options: Options) -> Self {
+        Self {
+            state: Mutex::new(State::new(options)),
+            wake: Condvar::new(),
+            work: Condvar::new(),
+            changed: Condvar::new(),
+            followers: Followers::default(),
+        }
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -77,8 +86,7 @@ impl Reconciler {
     /// [set](Self::set) as wanted by then**.
     #[must_use]
     pub fn new(engine: Arc<Engine>, journal: Journal, options: Options) -> Self {
-        let shared = Arc::<Shared>::default();
-        shared.state().refresh.request_all_now();
+        let shared = Arc::new(Shared::new(options.clone()));
         Self {
             engine,
             journal,
@@ -251,7 +259,7 @@ mod tests {
         const THREADS: u64 = 8;
         // A follower that falls behind by more than 1,024 events loses the oldest.
         const EACH: u64 = 100;
-        let shared = Shared::default();
+        let shared = Shared::new(Options::default());
         let mut events = shared.followers.add();
         let change = || {
             for _ in 0..EACH {

@@ -14,7 +14,7 @@ use crate::kernel::threads;
 
 impl Reconciler {
     pub(super) fn begin_run(&self, until: Option<Deadline>) -> Result<RunGuard<'_>> {
-        self.shared.state().begin_run(until, &self.options)?;
+        self.shared.state().begin_run(until)?;
         Ok(RunGuard {
             reconciler: self,
             until,
@@ -68,8 +68,8 @@ impl Reconciler {
         let shared = &self.shared;
         loop {
             let mut state = shared.state();
-            let task = state.next_task(until, &self.options);
-            if state.schedule.has_job(self.options.threads.get()) {
+            let task = state.next_task(until);
+            if state.schedule.has_job() {
                 // A step that hangs no longer counts, so there may be room for another.
                 shared.work.notify_all();
             }

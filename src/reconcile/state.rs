@@ -63,8 +63,8 @@ pub struct AtWork {
 }
 
 /// The volumes as they are wanted and as they are, and the schedule of the steps between.
-#[derive(Default)]
 pub(super) struct State {
+    options: Options,
     pub(super) run: Run,
     pub(super) schedule: Schedule,
     pub(super) refresh: Refresh,
@@ -78,15 +78,35 @@ pub(super) struct State {
 }
 
 impl State {
+    /// No volume is wanted yet, and the attached ones are unknown.
+    pub(super) fn new(options: Options) -> Self {
+        let mut refresh = Refresh::default();
+        refresh.request_all_now();
+        Self {
+            run: Run::default(),
+            schedule: Schedule::new(options.threads.get()),
+            options,
+            refresh,
+            transports: Transports::default(),
+            desired: Desired::default(),
+            actual: Actual::default(),
+            components: ComponentIndex::default(),
+            tracked: BTreeMap::new(),
+            publisher: FailurePublisher::default(),
+            counters: Counters::default(),
+        }
+    }
+
     /// Begins a run of the loop. With a deadline it tries each step once; without one it also
     /// recovers sessions.
     ///
     /// # Errors
     /// `InUse` if a run is under way.
-    pub(super) fn begin_run(&mut self, until: Option<Deadline>, options: &Options) -> Result<()> {
+    pub(super) fn begin_run(&mut self, until: Option<Deadline>) -> Result<()> {
         self.run.begin(until.is_some())?;
-        self.schedule.workers = Workers::new(until.is_none());
-        self.refresh.set_period(options.resync);
+        let threads = self.options.threads.get();
+        self.schedule.workers = Workers::new(threads, until.is_none());
+        self.refresh.set_period(self.options.resync);
         // A step that failed in an `apply` has no time for its retry yet.
         self.schedule.require_plan();
         Ok(())
@@ -247,3 +267,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,7 +23,7 @@ impl Reconciler {
             let outcome = self.perform(&mut job, limit);
             let outcome = outcome.unwrap_or_else(Outcome::Failed);
             let mut state = self.shared.state();
-            let events = state.end_step(&mut job, outcome, &self.options);
+            let events = state.end_step(job, outcome);
             let must_wake = state.schedule.needs_plan()
                 || state.schedule.is_idle()
                 || state.refresh.is_wanted();
@@ -38,12 +38,11 @@ impl Reconciler {
     fn next_job(&self) -> Option<Job> {
         let mut state = self.shared.state();
         loop {
-            let threads = self.options.threads.get();
             let workers = &mut state.schedule.workers;
-            if workers.release_thread(threads, Instant::now()) || state.run.must_threads_end() {
+            if workers.release_thread(Instant::now()) || state.run.must_threads_end() {
                 return None;
             }
-            if let Some(job) = state.take_job(threads) {
+            if let Some(job) = state.take_job() {
                 return Some(job);
             }
             self.shared.work.wait(&mut state);

@@ -18,8 +18,10 @@ const MOST_EXTRA: usize = 64;
 const RESERVED: usize = 2;
 
 /// The threads, and their steps.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Workers {
+    /// The number of threads of the options.
+    threads: usize,
     started: usize,
     running: BTreeMap<VolumeId, Running>,
     /// Until when no thread is started, after a start that failed.
@@ -111,11 +113,14 @@ impl Capacity {
 }
 
 impl Workers {
-    /// No thread yet, also none of the session recovery where that is wanted.
-    pub(super) fn new(wants_recovery: bool) -> Self {
+    /// No thread is started yet, also none of the session recovery where that is wanted.
+    pub(super) fn new(threads: usize, lacks_recovery: bool) -> Self {
         Self {
-            lacks_recovery: wants_recovery,
-            ..Self::default()
+            threads,
+            started: 0,
+            running: BTreeMap::new(),
+            none_before: None,
+            lacks_recovery,
         }
     }
 
@@ -175,9 +180,9 @@ impl Workers {
         self.running.remove(volume);
     }
 
-    pub(super) fn capacity(&self, threads: usize, now: Instant) -> Capacity {
+    pub(super) fn capacity(&self, now: Instant) -> Capacity {
         let mut capacity = Capacity {
-            threads,
+            threads: self.threads,
             running: self.running.len(),
             quick: BTreeMap::new(),
             endpoints: BTreeMap::new(),
@@ -195,21 +200,21 @@ impl Workers {
         capacity
     }
 
-    /// Whether to start another thread for one of the `waiting` steps: up to `threads` and
-    /// the extra ones, and no more than there are steps.
-    pub(super) fn needs_thread(&self, threads: usize, waiting: usize, now: Instant) -> bool {
+    /// Whether to start another thread for one of the `waiting` steps: up to the number
+    /// of the options and the extra ones, and no more than there are steps.
+    pub(super) fn needs_thread(&self, waiting: usize, now: Instant) -> bool {
         if self.must_wait(now) {
             return false;
         }
         let are_busy = self.started <= self.running.len();
-        let most = threads + RESERVED;
+        let most = self.threads + RESERVED;
         let steps = self.running.len() + waiting;
         self.started < most.min(steps) || are_busy && self.started < most + self.slow(now)
     }
 
     /// Whether an idle thread must end, since fewer steps are slow now. It no longer counts.
-    pub(super) fn release_thread(&mut self, threads: usize, now: Instant) -> bool {
-        let too_many = self.started > threads + RESERVED + self.slow(now);
+    pub(super) fn release_thread(&mut self, now: Instant) -> bool {
+        let too_many = self.started > self.threads + RESERVED + self.slow(now);
         self.started -= usize::from(too_many);
         too_many
     }

@@ -12,23 +12,16 @@ use crate::nbd::Difference;
 use crate::reconcile::event::Event;
 use crate::reconcile::failure::Failure;
 use crate::reconcile::job::{Disconnect, Job, Outcome};
-use crate::reconcile::options::Options;
 use crate::reconcile::plan::StepKind;
 use crate::reconcile::tracked::{Activity, PathRetry};
 
 impl State {
     /// Records the end of a step, and returns the events to report.
-    pub(in crate::reconcile) fn end_step(
-        &mut self,
-        job: &mut Job,
-        outcome: Outcome,
-        options: &Options,
-    ) -> Vec<Event> {
+    pub(in crate::reconcile) fn end_step(&mut self, job: Job, outcome: Outcome) -> Vec<Event> {
         let (volume, kind) = (job.step.volume.clone(), job.step.kind);
         let has_failed = matches!(outcome, Outcome::Failed(_) | Outcome::Disconnected(_));
-        self.note_end(&volume);
-        self.drop_old_failures(&volume, kind, has_failed);
-        let events = self.record_outcome(job, outcome, options);
+        self.note_end(&volume, kind, has_failed);
+        let events = self.record_outcome(job, outcome);
         let has_next = self.step(&volume).is_some();
         // Another volume may have waited for it.
         let frees = matches!(kind, StepKind::Detach | StepKind::Finish);
@@ -38,13 +31,21 @@ impl State {
         events
     }
 
-    fn note_end(&mut self, volume: &VolumeId) {
+    fn note_end(&mut self, volume: &VolumeId, kind: StepKind, has_failed: bool) {
         self.schedule.workers.end(volume);
         self.counters.steps += 1;
         let tracked = self.tracked.entry(volume.clone()).or_default();
         (tracked.activity, tracked.ended) = (Activity::Idle, self.counters.steps);
         if std::mem::take(&mut tracked.dirty) {
             self.refresh.request(volume);
+        }
+        if !has_failed {
+            if tracked.failure.take().is_some() {
+                self.publisher.change();
+            }
+        } else if kind != StepKind::Resize {
+            // The failure has its own time for a retry.
+            tracked.path_retry = None;
         }
         let wanted = self.desired.get(volume);
         if wanted.is_some_and(|spec| spec.log_in.is_some()) {
@@ -54,26 +55,11 @@ impl State {
         }
     }
 
-    /// Drops what the volume's last failure has scheduled, if the step that ended replaces it.
-    fn drop_old_failures(&mut self, volume: &VolumeId, kind: StepKind, has_failed: bool) {
-        let Some(tracked) = self.tracked.get_mut(volume) else {
-            return;
-        };
-        if !has_failed {
-            if tracked.failure.take().is_some() {
-                self.publisher.change();
-            }
-        } else if kind != StepKind::Resize {
-            // The failure has its own time for a retry.
-            tracked.path_retry = None;
-        }
-    }
-
-    fn record_outcome(&mut self, job: &mut Job, outcome: Outcome, options: &Options) -> Vec<Event> {
-        let (volume, kind) = (job.step.volume.clone(), job.step.kind);
+    fn record_outcome(&mut self, job: Job, outcome: Outcome) -> Vec<Event> {
+        let (volume, kind) = (job.step.volume, job.step.kind);
         let event = match outcome {
             Outcome::Attached(status) => {
-                let attached = self.record_attached(*status, options);
+                let attached = self.record_attached(*status);
                 let certificate = self.certificate_event(&volume);
                 return attached.into_iter().chain(certificate).collect();
             }
@@ -107,13 +93,13 @@ impl State {
             }
             Outcome::Differs(condition, seen) => self.record_difference(&volume, condition, seen),
             Outcome::Disconnected(disconnect) => {
-                Some(self.record_disconnect(&volume, kind, disconnect, options))
+                Some(self.record_disconnect(&volume, kind, disconnect))
             }
             Outcome::Failed(error) => {
                 self.refresh.request(&volume);
                 let tracked = self.tracked.entry(volume.clone()).or_default();
-                tracked.reconnect_handle = job.reconnect_handle.take();
-                let (error, next_try) = self.record_failure(&volume, kind, error, options);
+                tracked.reconnect_handle = job.reconnect_handle;
+                let (error, next_try) = self.record_failure(&volume, kind, error);
                 Some(Event::Failed {
                     volume,
                     step: kind,
@@ -126,13 +112,13 @@ impl State {
     }
 
     /// Records an attached volume.
-    fn record_attached(&mut self, status: VolumeStatus, options: &Options) -> Option<Event> {
+    fn record_attached(&mut self, status: VolumeStatus) -> Option<Event> {
         let volume = status.volume.clone();
         let tracked = self.tracked.entry(volume.clone()).or_default();
         (tracked.lost, tracked.reconnect_handle, tracked.differs) = (false, None, None);
         let last_retry = tracked.path_retry.take();
         if !status.missing.is_empty() {
-            let first = || PathRetry::after(options.retry_pauses());
+            let first = || PathRetry::after(self.options.retry_pauses());
             tracked.path_retry = Some(last_retry.map_or_else(first, PathRetry::next));
         }
         let has_died = tracked.died.is_some();
@@ -191,7 +177,6 @@ impl State {
         volume: &VolumeId,
         kind: StepKind,
         disconnect: Disconnect,
-        options: &Options,
     ) -> Event {
         let Disconnect { error, .. } = disconnect;
         let is_gone = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Vanished);
@@ -202,7 +187,7 @@ impl State {
         if let Some(status) = self.actual.volumes.get_mut(volume) {
             (status.condition, status.seen) = (Condition::LinkDead, why.clone());
         }
-        self.record_failure(volume, kind, error, options);
+        self.record_failure(volume, kind, error);
         let tracked = self.tracked.entry(volume.clone()).or_default();
         tracked.reconnect_handle = disconnect.reconnect_handle.filter(|_| !is_gone);
         tracked.lost = true;
@@ -219,13 +204,12 @@ impl State {
         volume: &VolumeId,
         kind: StepKind,
         error: Error,
-        options: &Options,
     ) -> (Arc<Error>, Option<Duration>) {
         self.counters.failures += 1;
         self.publisher.change();
         let tracked = self.tracked.entry(volume.clone()).or_default();
         let before = tracked.failure.take();
-        let (failure, pause) = Failure::after(before, kind, error, &self.run, options);
+        let (failure, pause) = Failure::after(before, kind, error, &self.run, &self.options);
         let failure = tracked.failure.insert(failure);
         (Arc::clone(failure.error()), pause)
     }

@@ -6,7 +6,6 @@ use super::State;
 use crate::deadline::Deadline;
 use crate::engine::journal::Failing;
 use crate::reconcile::event::Event;
-use crate::reconcile::options::Options;
 use crate::reconcile::refresh::Scope;
 
 /// What the loop does next, without the lock of the state.
@@ -28,11 +27,7 @@ pub(in crate::reconcile) enum Task {
 impl State {
     /// The next task of a run. With a deadline, the run ends then, or once nothing is left to
     /// do.
-    pub(in crate::reconcile) fn next_task(
-        &mut self,
-        until: Option<Deadline>,
-        options: &Options,
-    ) -> Task {
+    pub(in crate::reconcile) fn next_task(&mut self, until: Option<Deadline>) -> Task {
         /// Within this time after a refresh of all volumes, all failed steps are tried again.
         const SPREAD: Duration = Duration::from_secs(30);
         if self.run.is_stopped() || until.is_some_and(|deadline| deadline.has_passed()) {
@@ -40,7 +35,7 @@ impl State {
         }
         if self.refresh.until_resync().is_zero() {
             if until.is_none() {
-                self.reset_backoff(SPREAD.min(options.resync / 10));
+                self.reset_backoff(SPREAD.min(self.options.resync / 10));
             }
             self.refresh.request_all_now();
         }
@@ -56,7 +51,7 @@ impl State {
         if until.is_some() && self.is_idle() {
             return Task::EndRun;
         }
-        if self.schedule.needs_worker(options.threads.get()) {
+        if self.schedule.needs_worker() {
             return Task::StartWorker;
         }
         if self.schedule.workers.must_start_recovery(Instant::now()) {

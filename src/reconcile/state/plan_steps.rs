@@ -136,8 +136,8 @@ impl State {
     }
 
     /// Takes the next step for which a worker is free.
-    pub(in crate::reconcile) fn take_job(&mut self, threads: usize) -> Option<Job> {
-        let mut job = self.schedule.take_job(threads)?;
+    pub(in crate::reconcile) fn take_job(&mut self) -> Option<Job> {
+        let mut job = self.schedule.take_job()?;
         let tracked = self.tracked.entry(job.step.volume.clone()).or_default();
         job.reconnect_handle = tracked.reconnect_handle.take();
         tracked.activity = Activity::Running(job.step.kind, None);

@@ -1,149 +1,75 @@
 use std::time::Duration;
 
-use crate::engine::journal::VolumeSpec;
-use crate::engine::{AttachRequest, ChangeEvent, Condition, VolumeStatus};
-use crate::error::{Error, ErrorKind};
-use crate::id::{Source, VolumeId};
-use crate::reconcile::desired::Desired;
-use crate::reconcile::job::{Job, Outcome};
-use crate::reconcile::options::Options;
+use crate::engine::ChangeEvent;
+use crate::error::ErrorKind;
 use crate::reconcile::plan::StepKind;
 use crate::reconcile::state::State;
-
-fn id(number: u32) -> VolumeId {
-    format!("pvc-{number}").parse().unwrap()
-}
-
-fn request(number: u32) -> AttachRequest {
-    let source: Source = format!("nbd://h{number}/{number}").parse().unwrap();
-    AttachRequest::new(source)
-}
-
-/// A state with this many wanted volumes, each of its own server.
-fn wanting(volumes: u32) -> State {
-    let mut desired = Desired::default();
-    for number in 0..volumes {
-        desired.insert(id(number), &request(number)).unwrap();
-    }
-    let mut state = State::default();
-    state.set_desired(desired);
-    state
-}
-
-fn there(number: u32) -> VolumeStatus {
-    let spec = VolumeSpec::of(&request(number));
-    VolumeStatus::new(id(number), spec, Condition::Complete)
-}
-
-fn refused() -> Outcome {
-    Outcome::Failed(Error::new(ErrorKind::Unreachable, "no server"))
-}
-
-fn take_all(state: &mut State) -> Vec<Job> {
-    state.plan_and_queue();
-    std::iter::from_fn(|| state.take_job(8)).collect()
-}
+use crate::reconcile::state::tests::{
+    failed, id, nbd_request, nbd_status, request, retry_late, take, take_all, wanting, wanting_nbd,
+};
 
 /// Fails the first step of each volume. The retries are due after an hour.
 fn fail_each_once(state: &mut State) {
-    let hour = Duration::from_secs(3600);
-    let patient = Options::default().retry(hour, hour);
+    retry_late(state);
     loop {
         let jobs = take_all(state);
         if jobs.is_empty() {
             return;
         }
-        for mut job in jobs {
-            state.end_step(&mut job, refused(), &patient);
+        for job in jobs {
+            state.end_step(job, failed(ErrorKind::Unreachable));
         }
     }
 }
 
 #[test]
-fn a_detach_is_not_behind_attaches_however_many_there_are_and_however_long_they_take() {
-    let mut state = wanting(20);
+fn a_detach_does_not_wait_for_attaches_however_many_there_are_and_however_long_they_take() {
+    let mut state = wanting_nbd(20);
     let attaches = take_all(&mut state);
     assert_eq!(attaches.len(), 8, "more than there are threads");
     // Volume 99 is not wanted.
-    state.set_status(there(99));
-    state.plan_and_queue();
-    let job = state.take_job(8).expect("a thread for a detach");
-    assert_eq!(job.step.kind, StepKind::Detach);
+    state.set_status(nbd_status(99));
+    take(&mut state, StepKind::Detach);
 }
 
 #[test]
 fn a_first_attach_at_a_server_does_not_wait_for_those_at_another_server() {
-    let mut state = State::default();
-    let mut desired = Desired::default();
-    let last = 999;
-    let mut want = |number, source: String| {
-        let request = AttachRequest::new(source.parse::<Source>().unwrap());
-        desired.insert(id(number), &request).unwrap();
-    };
-    for number in 0..100 {
-        want(number, format!("nbd://silent/{number}"));
-    }
-    want(last, "nbd://answers/1".to_owned());
-    state.set_desired(desired);
+    let silent = (0..100).map(|number| request(&format!("nbd://silent/{number}")));
+    let mut state = wanting(silent.chain([request("nbd://answers/1")]));
     let first = take_all(&mut state);
-    let is_served = first.iter().any(|job| job.step.volume == id(last));
+    let is_served = first.iter().any(|job| job.step.volume == id(100));
     assert!(is_served && first.len() == 8, "{} steps", first.len());
 }
 
 #[test]
 fn a_volume_of_a_server_that_is_back_does_not_wait_for_those_of_one_that_is_away() {
-    let mut state = State::default();
-    let mut desired = Desired::default();
-    let mut want = |volume: &str, source: &str| {
-        let request = AttachRequest::new(source.parse::<Source>().unwrap());
-        desired.insert(volume.parse().unwrap(), &request).unwrap();
-    };
-    for number in 0..100 {
-        want(&format!("away-{number}"), &format!("nbd://away/{number}"));
-    }
-    want("back", "nbd://back/1");
-    state.set_desired(desired);
+    let away = (0..100).map(|number| request(&format!("nbd://away/{number}")));
+    let mut state = wanting(away.chain([request("nbd://back/1")]));
     // Each has failed once, and all are due for a retry.
     fail_each_once(&mut state);
     state.reset_backoff(Duration::ZERO);
-    let _hang = take_all(&mut state);
-    let at_work = state.at_work();
-    let is_served = at_work.iter().any(|work| work.volume.as_str() == "back");
-    assert!(is_served && at_work.len() <= 4, "{at_work:?}");
+    let running = take_all(&mut state);
+    let is_served = running.iter().any(|job| job.step.volume == id(100));
+    assert!(is_served && running.len() <= 4, "{} steps", running.len());
 }
 
 #[test]
 fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
-    let mut state = wanting(16);
-    let mut desired = state.desired().clone();
-    let source: Source = "scsi:2:0:0:1".parse().unwrap();
-    desired.insert(id(77), &AttachRequest::new(source)).unwrap();
-    state.set_desired(desired);
+    let mut state = wanting((0..16).map(nbd_request).chain([request("scsi:2:0:0:1")]));
     fail_each_once(&mut state);
     // It waits for its retry behind the others.
     state.reset_backoff(Duration::ZERO);
-    let _hang = take_all(&mut state);
-    let hangs = state.at_work();
-    assert!(
-        !hangs.is_empty() && hangs.iter().all(|work| work.volume != id(77)),
-        "{hangs:?}"
-    );
+    let hang = take_all(&mut state);
+    assert!(!hang.is_empty() && hang.iter().all(|job| job.step.volume != id(16)));
     state.handle_change(&ChangeEvent::Transport { host: None });
-    state.plan_and_queue();
-    let job = state.take_job(8).expect("a thread for what is back");
-    assert_eq!(job.step.volume, id(77));
+    let job = take(&mut state, StepKind::Attach);
+    assert_eq!(job.step.volume, id(16));
 }
 
 #[test]
 fn a_volume_whose_paths_may_be_back_does_not_wait_for_many_others_whose_paths_may_be_back() {
-    let mut state = State::default();
-    let mut desired = Desired::default();
-    let hang = (0..40).map(|lun| format!("scsi:2:0:0:{lun}"));
-    for (number, source) in (0..).zip(hang.chain(["scsi:3:0:0:1".to_owned()])) {
-        let request = AttachRequest::new(source.parse::<Source>().unwrap());
-        desired.insert(id(number), &request).unwrap();
-    }
-    state.set_desired(desired);
+    let hang = (0..40).map(|lun| request(&format!("scsi:2:0:0:{lun}")));
+    let mut state = wanting(hang.chain([request("scsi:3:0:0:1")]));
     fail_each_once(&mut state);
     state.handle_change(&ChangeEvent::Transport { host: None });
     let first = take_all(&mut state);
@@ -152,21 +78,9 @@ fn a_volume_whose_paths_may_be_back_does_not_wait_for_many_others_whose_paths_ma
 }
 
 #[test]
-fn what_is_back_is_tried_also_where_others_of_its_host_hang() {
-    let mut state = State::default();
-    let mut desired = Desired::default();
-    for lun in 0..3 {
-        let source: Source = format!("scsi:2:0:0:{lun}").parse().unwrap();
-        desired
-            .insert(id(lun), &AttachRequest::new(source))
-            .unwrap();
-    }
-    state.set_desired(desired);
-    let hour = Duration::from_secs(3600);
-    let patient = Options::default().retry(hour, hour);
-    for mut job in take_all(&mut state) {
-        state.end_step(&mut job, refused(), &patient);
-    }
+fn a_volume_whose_paths_may_be_back_is_tried_even_if_others_of_its_host_hang() {
+    let mut state = wanting((0..3).map(|lun| request(&format!("scsi:2:0:0:{lun}"))));
+    fail_each_once(&mut state);
     state.reset_backoff(Duration::ZERO);
     let hang = take_all(&mut state);
     assert_eq!(hang.len(), 2, "a quarter of the threads");
