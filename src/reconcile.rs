@@ -60,7 +60,9 @@ mod run;
 mod run_loop;
 mod schedule;
 mod session_recovery;
+mod shared;
 mod state;
+mod step;
 #[cfg(feature = "metrics")]
 mod telemetry;
 mod tracked;
@@ -73,6 +75,7 @@ pub use desired::{Desired, DesiredFile};
 pub use event::Event;
 pub use followers::{Events, SequencedEvent};
 pub use options::Options;
-pub use plan::{Plan, Step, StepKind, plan};
+pub use plan::{Plan, plan};
 pub use reconciler::Reconciler;
 pub use state::{AtWork, Counters};
+pub use step::{Step, StepKind};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::plan::StepKind;
+use super::step::StepKind;
 use crate::engine::SessionRecoveryReport;
 use crate::error::Error;
 use crate::id::{ContentName, VolumeId};

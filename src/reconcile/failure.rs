@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::options::Options;
-use super::plan::StepKind;
 use super::run::Run;
+use super::step::StepKind;
 use crate::deadline::{Backoff, jittered};
 use crate::engine::journal::Failing;
 use crate::error::{Error, Retry};

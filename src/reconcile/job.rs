@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::plan::Step;
+use super::step::Step;
 use crate::engine::{Condition, ReconnectHandle, VolumeStatus};
 use crate::error::Error;
 use crate::id::Source;

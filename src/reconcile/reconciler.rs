@@ -3,17 +3,14 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::actual::Actual;
 use super::desired::Desired;
-use super::event::Event;
-use super::followers::{Events, Followers};
+use super::followers::Events;
 use super::options::Options;
 use super::plan::{self, Plan};
-use super::state::{AtWork, Counters, State};
+use super::shared::Shared;
+use super::state::{AtWork, Counters};
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, ReapReport, ReapRequest, VolumeStatus};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -26,49 +23,6 @@ pub struct Reconciler {
     pub(super) journal: Journal,
     pub(super) options: Options,
     pub(super) shared: Arc<Shared>,
-}
-
-pub(super) struct Shared {
-    state: Mutex<State>,
-    /// Wakes the loop.
-    pub(super) wake: Condvar,
-    /// Wakes the workers.
-    pub(super) work: Condvar,
-    /// Wakes the callers that wait for a volume.
-    pub(super) changed: Condvar,
-    followers: Followers,
-}
-
-impl Shared {
-    fn new(options: Options) -> Self {
-        Self {
-            state: Mutex::new(State::new(options)),
-            wake: Condvar::new(),
-            work: Condvar::new(),
-            changed: Condvar::new(),
-            followers: Followers::default(),
-        }
-    }
-
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// Sends the events of the last change of the state before another thread can change it,
-    /// so that they come in the order of the changes.
-    pub(super) fn send(
-        &self,
-        state: MutexGuard<'_, State>,
-        events: impl IntoIterator<Item = Event>,
-    ) {
-        let events = events.into_iter();
-        let sent: Vec<_> = events.map(|event| self.followers.send(event)).collect();
-        drop(state);
-        // A subscriber of the log may ask for the state, so its lock is free by now.
-        for event in sent {
-            tracing::info!(sequence = event.sequence, %event, "reconciled");
-        }
-    }
 }
 
 impl fmt::Debug for Reconciler {
@@ -151,7 +105,7 @@ impl Reconciler {
     /// Follows the events from now on.
     #[must_use]
     pub fn subscribe(&self) -> Events {
-        self.shared.followers.add()
+        self.shared.subscribe()
     }
 
     /// The counters as they are now.
@@ -177,8 +131,10 @@ impl Reconciler {
             if deadline.has_passed() {
                 let what = format!("volume {volume} to be attached as it is wanted");
                 let error = Error::timed_out(Stage::Converge, deadline, &what);
+                let mut errors = state.errors().into_iter();
+                let last = errors.find(|(failed, _)| failed == volume);
+                let last = last.map(|(_, error)| format!("{error:#}"));
                 let step = || state.step(volume).map(|step| step.to_string());
-                let last = state.error(volume).map(|error| format!("{error:#}"));
                 return Err(match last.or_else(step) {
                     Some(last) => error.with_last_seen(last),
                     None => error,
@@ -198,10 +154,7 @@ impl Reconciler {
     /// `InUse` if it runs already; `TimedOut` at stage `converge`: the steps under way have
     /// finished, and the others have not begun; where sysfs cannot be read.
     pub fn apply(&self, deadline: Deadline) -> Result<Plan> {
-        let run = self.begin_run(Some(deadline))?;
-        self.shared.state().reset_backoff(Duration::ZERO);
-        self.shared.state().refresh.request_all_now();
-        self.run_threads(&run)?;
+        self.run_until(Some(deadline))?;
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
             let error = Error::timed_out(Stage::Converge, deadline, "all volumes to converge");
@@ -236,8 +189,7 @@ impl Reconciler {
     /// # Errors
     /// `InUse` if it runs already; where it cannot be begun.
     pub fn run(&self) -> Result<()> {
-        let run = self.begin_run(None)?;
-        self.run_threads(&run)
+        self.run_until(None)
     }
 
     /// Ends [`run`](Self::run) for good: it returns when the steps under way have finished. A
@@ -245,41 +197,5 @@ impl Reconciler {
     pub fn stop(&self) {
         self.shared.state().run.stop();
         self.shared.wake.notify_all();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn events_come_in_the_order_in_which_the_state_changed() {
-        const THREADS: u64 = 8;
-        // A follower that falls behind by more than 1,024 events loses the oldest.
-        const EACH: u64 = 100;
-        let shared = Shared::new(Options::default());
-        let mut events = shared.followers.add();
-        let change = || {
-            for _ in 0..EACH {
-                let mut state = shared.state();
-                state.note_wakeup();
-                let volume = format!("pvc-{}", state.counters().wakeups).parse().unwrap();
-                shared.send(state, [Event::Healed { volume }]);
-                thread::yield_now();
-            }
-        };
-        let limit = Deadline::after(Duration::from_secs(60));
-        thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(change);
-            }
-            for number in 1..=THREADS * EACH {
-                let event = events.next(limit).expect("in time");
-                assert_eq!(event.sequence, number);
-                assert_eq!(event.to_string(), format!("pvc-{number}: serves again"));
-            }
-        });
     }
 }

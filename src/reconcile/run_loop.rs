@@ -4,27 +4,23 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::reconciler::{Reconciler, Shared};
+use super::reconciler::Reconciler;
 use super::refresh::Scope;
+use super::shared::Shared;
 use super::state::Task;
 use crate::deadline::Deadline;
 use crate::engine::journal::Failing;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Result, Stage};
 use crate::kernel::threads;
 
 impl Reconciler {
-    pub(super) fn begin_run(&self, until: Option<Deadline>) -> Result<RunGuard<'_>> {
-        self.shared.state().begin_run(until)?;
-        Ok(RunGuard {
-            reconciler: self,
-            until,
-        })
-    }
-
-    /// Runs the loop, its workers and the session recovery until the run ends.
-    pub(super) fn run_threads(&self, run: &RunGuard<'_>) -> Result<()> {
+    /// Runs the loop, its workers and the session recovery. With a deadline, the run ends then,
+    /// or once each step was tried.
+    pub(super) fn run_until(&self, until: Option<Deadline>) -> Result<()> {
         /// The kernel answers at once where its multicasts are.
         const LIMIT: Duration = Duration::from_secs(10);
+        self.shared.state().begin_run(until)?;
+        let _end_run = EndRun(&self.shared);
         let shared = Arc::clone(&self.shared);
         let on_change = move |change| {
             let mut state = shared.state();
@@ -43,15 +39,19 @@ impl Reconciler {
             let not_started = |error| threads::not_started(&error).at(Stage::Converge);
             let start_worker = || {
                 let thread = thread::Builder::new().name("lunbd-reconcile".to_owned());
-                let started = thread.spawn_scoped(scope, || self.work(run.until));
-                started.map(drop).map_err(not_started)
+                let started = thread.spawn_scoped(scope, || self.work(until));
+                started.map_err(not_started)?;
+                self.shared.state().schedule.workers.note_started();
+                Ok(())
             };
             let start_recovery = || {
                 let thread = thread::Builder::new().name("lunbd-recover".to_owned());
                 let started = thread.spawn_scoped(scope, || self.recover_sessions());
-                started.map(drop).map_err(not_started)
+                started.map_err(not_started)?;
+                self.shared.state().schedule.workers.note_recovery_started();
+                Ok(())
             };
-            let result = self.run_loop(run.until, start_worker, start_recovery);
+            let result = self.run_loop(until, start_worker, start_recovery);
             drop(end_threads);
             // No process tries them again.
             self.publish_failures(Vec::new());
@@ -97,17 +97,11 @@ impl Reconciler {
                 }
                 Task::StartWorker => {
                     drop(state);
-                    match start_worker() {
-                        Ok(()) => shared.state().schedule.workers.note_started(),
-                        Err(error) => self.start_later(error, until.is_some())?,
-                    }
+                    self.retry_start(start_worker(), until.is_some())?;
                 }
                 Task::StartSessionRecovery => {
                     drop(state);
-                    match start_recovery() {
-                        Ok(()) => shared.state().schedule.workers.note_recovery_started(),
-                        Err(error) => self.start_later(error, false)?,
-                    }
+                    self.retry_start(start_recovery(), false)?;
                 }
                 Task::PublishFailures(failures) => {
                     drop(state);
@@ -121,9 +115,12 @@ impl Reconciler {
         }
     }
 
-    /// After a thread could not be started: has the loop try again in a while. Returns the
+    /// If a thread could not be started, this has the loop try again in a while. It returns the
     /// error if there is no thread at all and the caller waits.
-    fn start_later(&self, error: Error, is_caller_waiting: bool) -> Result<()> {
+    fn retry_start(&self, started: Result<()>, is_caller_waiting: bool) -> Result<()> {
+        let Err(error) = started else {
+            return Ok(());
+        };
         let mut state = self.shared.state();
         let workers = &mut state.schedule.workers;
         if is_caller_waiting && workers.are_none() {
@@ -131,7 +128,7 @@ impl Reconciler {
         }
         workers.note_start_failed(Instant::now());
         drop(state);
-        tracing::warn!(%error, "cannot start a thread; the loop tries again");
+        tracing::warn!(%error, "cannot start a thread, and will try again");
         Ok(())
     }
 
@@ -170,15 +167,12 @@ impl Reconciler {
     }
 }
 
-/// The right to run the reconciler. Dropping it allows another run.
-pub(super) struct RunGuard<'a> {
-    reconciler: &'a Reconciler,
-    until: Option<Deadline>,
-}
+/// Ends the run when it is dropped, so that another can begin.
+struct EndRun<'a>(&'a Shared);
 
-impl Drop for RunGuard<'_> {
+impl Drop for EndRun<'_> {
     fn drop(&mut self) {
-        self.reconciler.shared.state().run.end();
+        self.0.state().run.end();
     }
 }
 

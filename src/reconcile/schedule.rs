@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::job::{Job, Priority};
 use super::workers::{Capacity, Workers};
 
+#[derive(Default)]
 pub(super) struct Schedule {
     needs_plan: bool,
     /// When a delayed step is due, which a new plan queues.
@@ -17,15 +18,6 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn new(threads: usize) -> Self {
-        Self {
-            needs_plan: false,
-            plan_at: None,
-            queues: BTreeMap::new(),
-            workers: Workers::new(threads, false),
-        }
-    }
-
     pub(super) fn require_plan(&mut self) {
         self.needs_plan = true;
     }

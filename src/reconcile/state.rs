@@ -18,10 +18,11 @@ use super::desired::Desired;
 use super::failure::Failure;
 use super::failure_publisher::FailurePublisher;
 use super::options::Options;
-use super::plan::{Plan, Step, StepKind, plan, step_for};
+use super::plan::{Plan, plan};
 use super::refresh::Refresh;
 use super::run::Run;
 use super::schedule::Schedule;
+use super::step::{Step, StepKind, step_for};
 use super::tracked::{Activity, Tracked};
 use super::transports::Transports;
 use super::workers::Workers;
@@ -63,6 +64,7 @@ pub struct AtWork {
 }
 
 /// The volumes as they are wanted and as they are, and the schedule of the steps between.
+#[derive(Default)]
 pub(super) struct State {
     options: Options,
     pub(super) run: Run,
@@ -80,25 +82,16 @@ pub(super) struct State {
 impl State {
     /// No volume is wanted yet, and the attached ones are unknown.
     pub(super) fn new(options: Options) -> Self {
-        let mut refresh = Refresh::default();
-        refresh.request_all_now();
-        Self {
-            run: Run::default(),
-            schedule: Schedule::new(options.threads.get()),
+        let mut state = Self {
             options,
-            refresh,
-            transports: Transports::default(),
-            desired: Desired::default(),
-            actual: Actual::default(),
-            components: ComponentIndex::default(),
-            tracked: BTreeMap::new(),
-            publisher: FailurePublisher::default(),
-            counters: Counters::default(),
-        }
+            ..Self::default()
+        };
+        state.refresh.request_all_now();
+        state
     }
 
-    /// Begins a run of the loop. With a deadline it tries each step once; without one it also
-    /// recovers sessions.
+    /// Begins a run of the loop. With a deadline it tries each step once, also those that failed
+    /// before; without one it also recovers sessions.
     ///
     /// # Errors
     /// `InUse` if a run is under way.
@@ -107,6 +100,10 @@ impl State {
         let threads = self.options.threads.get();
         self.schedule.workers = Workers::new(threads, until.is_none());
         self.refresh.set_period(self.options.resync);
+        if until.is_some() {
+            self.reset_backoff(Duration::ZERO);
+            self.refresh.request_all_now();
+        }
         // A step that failed in an `apply` has no time for its retry yet.
         self.schedule.require_plan();
         Ok(())
@@ -190,11 +187,6 @@ impl State {
         let errors =
             failures.map(|(volume, failure)| (volume.clone(), Arc::clone(failure.error())));
         errors.collect()
-    }
-
-    pub(super) fn error(&self, volume: &VolumeId) -> Option<&Error> {
-        let failure = self.tracked.get(volume)?.failure.as_ref()?;
-        Some(failure.error())
     }
 
     fn failures(&self) -> impl Iterator<Item = (&VolumeId, &Failure)> {

@@ -3,7 +3,7 @@
 use std::time::{Instant, SystemTime};
 
 use super::failure::Failure;
-use super::plan::StepKind;
+use super::step::StepKind;
 use crate::deadline::{Backoff, jittered};
 use crate::engine::{Condition, ReconnectHandle};
 use crate::error::Stage;

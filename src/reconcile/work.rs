@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::job::{Disconnect, Job, Outcome};
-use super::plan::StepKind;
 use super::reconciler::Reconciler;
+use super::step::StepKind;
 use crate::deadline::Deadline;
 use crate::engine::{
     Action, Condition, DetachVolume, HealOutcome, ReconnectHandle, Recovered, StageObserver,

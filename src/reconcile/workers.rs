@@ -18,7 +18,7 @@ const MOST_EXTRA: usize = 64;
 const RESERVED: usize = 2;
 
 /// The threads, and their steps.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Workers {
     /// The number of threads of the options.
     threads: usize,
@@ -117,10 +117,8 @@ impl Workers {
     pub(super) fn new(threads: usize, lacks_recovery: bool) -> Self {
         Self {
             threads,
-            started: 0,
-            running: BTreeMap::new(),
-            none_before: None,
             lacks_recovery,
+            ..Self::default()
         }
     }
 

@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::engine::{AttachRequest, NbdOptions};
+use crate::engine::journal::Operation;
+use crate::engine::{AttachRequest, Condition, NbdOptions};
 use crate::id::{Source, Wwid};
 use crate::iscsi::SessionOptions;
 
@@ -206,7 +207,7 @@ proptest! {
     ) {
         let desired = desired(&wishes);
         let plan = plan(&desired, &actual);
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for step in &plan.steps {
             prop_assert!(seen.insert(&step.volume), "two steps of {}", step.volume);
             prop_assert!(!step.reason.is_empty());

@@ -6,7 +6,7 @@ use super::State;
 use crate::engine::{ChangeEvent, Condition, VolumeStatus};
 use crate::id::VolumeId;
 use crate::reconcile::event::Event;
-use crate::reconcile::plan::StepKind;
+use crate::reconcile::step::StepKind;
 
 /// The reason to ask a device whose link may be dead.
 pub(super) const MAY_HAVE_DIED: &str = "the death of its link may have been missed";

@@ -12,7 +12,7 @@ use crate::nbd::Difference;
 use crate::reconcile::event::Event;
 use crate::reconcile::failure::Failure;
 use crate::reconcile::job::{Disconnect, Job, Outcome};
-use crate::reconcile::plan::StepKind;
+use crate::reconcile::step::StepKind;
 use crate::reconcile::tracked::{Activity, PathRetry};
 
 impl State {

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind};
 use crate::reconcile::event::Event;
 use crate::reconcile::failure::Failure;
 use crate::reconcile::job::{Endpoint, Job, Priority};
-use crate::reconcile::plan::{Step, StepKind, step_for};
+use crate::reconcile::step::{Step, StepKind, step_for};
 use crate::reconcile::tracked::Activity;
 
 impl State {

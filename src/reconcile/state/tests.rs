@@ -32,6 +32,7 @@ pub(super) fn wanting(requests: impl IntoIterator<Item = AttachRequest>) -> Stat
     let mut state = State::new(retries_at_once);
     // The first refresh has found nothing.
     state.refresh.take();
+    state.schedule.workers = Workers::new(8, false);
     state.set_desired(desired);
     state
 }

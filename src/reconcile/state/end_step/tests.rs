@@ -52,6 +52,7 @@ fn report_death(state: &mut State, index: u32) -> Option<Event> {
 fn begin_run(state: &mut State, until: Option<Deadline>) {
     state.run.end();
     state.begin_run(until).unwrap();
+    state.refresh.take();
 }
 
 #[test]
@@ -235,7 +236,6 @@ fn a_step_that_failed_in_a_run_that_tries_once_is_not_tried_again_while_another_
     assert!(take_all(&mut state).is_empty());
     assert!(!state.schedule.is_plan_due(), "the loop is woken for it");
     begin_run(&mut state, Some(Deadline::after(Duration::MAX)));
-    state.reset_backoff(Duration::ZERO);
     assert_eq!(take(&mut state, StepKind::Attach).step.volume, volume);
 }
 

@@ -3,10 +3,10 @@ use crate::engine::journal::VolumeSpec;
 use crate::error::ErrorKind;
 use crate::id::Source;
 use crate::reconcile::job::Outcome;
-use crate::reconcile::plan::StepKind;
 use crate::reconcile::state::tests::{
     end, failed, id, refresh, request, retry_late, take, take_all, wanting,
 };
+use crate::reconcile::step::StepKind;
 
 /// A SCSI volume of two paths, as sysfs shows it.
 fn unit_status() -> VolumeStatus {

@@ -2,11 +2,11 @@ use std::time::Duration;
 
 use crate::engine::ChangeEvent;
 use crate::error::ErrorKind;
-use crate::reconcile::plan::StepKind;
 use crate::reconcile::state::State;
 use crate::reconcile::state::tests::{
     failed, id, nbd_request, nbd_status, request, retry_late, take, take_all, wanting, wanting_nbd,
 };
+use crate::reconcile::step::StepKind;
 
 /// Fails the first step of each volume. The retries are due after an hour.
 fn fail_each_once(state: &mut State) {
