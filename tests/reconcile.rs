@@ -175,7 +175,7 @@ fn a_look_at_everything_may_be_asked_for_never() {
     while_running(&reconciler, || {
         reconciler.wait_attached(&id("pvc-0"), soon()).unwrap();
     });
-    assert_eq!(reconciler.counters().resyncs, 1);
+    assert_eq!(reconciler.counters().full_refreshes, 1);
 }
 
 #[test]
@@ -258,8 +258,8 @@ fn an_event_of_a_volume_wakes_a_look_at_that_volume_alone() {
             "{lost}"
         );
         let counters = reconciler.counters();
-        assert_eq!(counters.resyncs, 1, "{counters:?}");
-        assert!(counters.looks >= 1, "{counters:?}");
+        assert_eq!(counters.full_refreshes, 1, "{counters:?}");
+        assert!(counters.partial_refreshes >= 1, "{counters:?}");
         next(
             &mut events,
             |event| matches!(event, Event::Failed { volume, .. } if *volume == id("pvc-7")),
@@ -280,7 +280,7 @@ fn an_event_of_an_unwanted_device_does_not_wake_the_reconciler() {
         }
         // The last event is of a volume: when it has woken the loop, all events have been read.
         node.announce(1);
-        while reconciler.counters().looks == before.looks {
+        while reconciler.counters().partial_refreshes == before.partial_refreshes {
             std::thread::yield_now();
         }
         let woken = reconciler.counters().wakeups - before.wakeups;

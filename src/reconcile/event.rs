@@ -197,7 +197,7 @@ impl fmt::Display for Event {
                 )
             }
             Self::Healed { volume } => write!(f, "{volume}: serves again"),
-            Self::Session(kept) => kept.fmt(f),
+            Self::Session(report) => report.fmt(f),
             Self::Missed { count } => write!(f, "{count} events were missed"),
         }
     }

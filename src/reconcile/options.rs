@@ -51,9 +51,9 @@ impl Options {
         self
     }
 
-    /// How often everything is looked at without an event, in case a kernel event is
+    /// How often all volumes are refreshed without an event, in case a kernel event is
     /// lost; 5 minutes by default. Where a volume has a login, the sessions are also
-    /// looked at every 10 seconds, so that I/O on a lost session does not wait long.
+    /// checked every 10 seconds, so that I/O on a lost session does not wait long.
     #[must_use]
     pub fn resync(mut self, period: Duration) -> Self {
         self.resync = period;

@@ -1,4 +1,4 @@
-//! The loop that keeps volumes as they are wanted.
+//! The public calls of a reconciler.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,8 +9,8 @@ use super::desired::Desired;
 use super::followers::Events;
 use super::options::Options;
 use super::plan::{self, Plan};
+use super::progress::{Counters, RunningStep};
 use super::shared::Shared;
-use super::state::{AtWork, Counters};
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, ReapReport, ReapRequest, VolumeStatus};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -55,15 +55,15 @@ impl Reconciler {
         &self.journal
     }
 
-    /// Sets what is wanted from now on. Steps that are under way finish first; steps that have
-    /// not begun are planned again.
+    /// Sets what is wanted from now on. Running steps finish first; steps that have not
+    /// begun are planned again.
     pub fn set(&self, desired: Desired) {
         self.shared.state().set_desired(desired);
         self.shared.wake.notify_all();
         self.shared.changed.notify_all();
     }
 
-    /// The steps that are known to be left.
+    /// The remaining steps, by the known state.
     #[must_use]
     pub fn plan(&self) -> Plan {
         self.shared.state().plan()
@@ -96,10 +96,10 @@ impl Reconciler {
         volumes
     }
 
-    /// The steps under way at this moment, by the volumes' names, for a display.
+    /// The steps that workers do at this moment, by the volumes' names, for a display.
     #[must_use]
-    pub fn at_work(&self) -> Vec<AtWork> {
-        self.shared.state().at_work()
+    pub fn running_steps(&self) -> Vec<RunningStep> {
+        self.shared.state().running_steps()
     }
 
     /// Follows the events from now on.
@@ -151,7 +151,7 @@ impl Reconciler {
     /// is as wanted, and else the [`errors`](Self::errors) say why.
     ///
     /// # Errors
-    /// `InUse` if it runs already; `TimedOut` at stage `converge`: the steps under way have
+    /// `InUse` if it runs already; `TimedOut` at stage `converge`: the running steps have
     /// finished, and the others have not begun; where sysfs cannot be read.
     pub fn apply(&self, deadline: Deadline) -> Result<Plan> {
         self.run_until(Some(deadline))?;
@@ -192,8 +192,8 @@ impl Reconciler {
         self.run_until(None)
     }
 
-    /// Ends [`run`](Self::run) for good: it returns when the steps under way have finished. A
-    /// process that cannot wait for that may exit: the next process goes on by the journal.
+    /// Ends [`run`](Self::run) for good: it returns when the running steps have finished. A
+    /// process that cannot wait for that may exit: the next process continues from the journal.
     pub fn stop(&self) {
         self.shared.state().run.stop();
         self.shared.wake.notify_all();

@@ -160,8 +160,8 @@ impl Reconciler {
     fn publish_failures(&self, failing: Vec<Failing>) {
         /// Only the loop waits for the write.
         const LIMIT: Duration = Duration::from_secs(2);
-        let told = self.journal.tell_failing(failing, Deadline::after(LIMIT));
-        if let Err(error) = told {
+        let published = self.journal.tell_failing(failing, Deadline::after(LIMIT));
+        if let Err(error) = published {
             tracing::warn!(%error, "cannot publish the failures");
         }
     }

@@ -19,10 +19,11 @@ use super::failure::Failure;
 use super::failure_publisher::FailurePublisher;
 use super::options::Options;
 use super::plan::{Plan, plan};
+use super::progress::{Counters, RunningStep};
 use super::refresh::Refresh;
 use super::run::Run;
 use super::schedule::Schedule;
-use super::step::{Step, StepKind, step_for};
+use super::step::{Step, step_for};
 use super::tracked::{Activity, Tracked};
 use super::transports::Transports;
 use super::workers::Workers;
@@ -33,36 +34,6 @@ use crate::id::VolumeId;
 
 pub(super) use next_task::Task;
 
-/// The counters of a reconciler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-#[non_exhaustive]
-pub struct Counters {
-    /// How often its loop woke, by an event, a step's end, a timer or a call.
-    pub wakeups: u64,
-    /// Looks at all volumes.
-    pub resyncs: u64,
-    /// Looks at only those volumes that an event concerned.
-    pub looks: u64,
-    /// Plans made.
-    pub plans: u64,
-    /// Steps that ended.
-    pub steps: u64,
-    /// Steps that failed.
-    pub failures: u64,
-}
-
-/// A step that is under way.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct AtWork {
-    /// The volume.
-    pub volume: VolumeId,
-    /// The kind of the step.
-    pub kind: StepKind,
-    /// The stage that an attach or a detach has reached.
-    pub stage: Option<Stage>,
-}
-
 /// The volumes as they are wanted and as they are, and the schedule of the steps between.
 #[derive(Default)]
 pub(super) struct State {
@@ -70,7 +41,7 @@ pub(super) struct State {
     pub(super) run: Run,
     pub(super) schedule: Schedule,
     pub(super) refresh: Refresh,
-    pub(super) transports: Transports,
+    transports: Transports,
     desired: Desired,
     actual: Actual,
     components: ComponentIndex,
@@ -212,19 +183,19 @@ impl State {
         }
     }
 
-    pub(super) fn at_work(&self) -> Vec<AtWork> {
-        let at_work = self.tracked.iter().filter_map(|(volume, tracked)| {
+    pub(super) fn running_steps(&self) -> Vec<RunningStep> {
+        let running_steps = self.tracked.iter().filter_map(|(volume, tracked)| {
             let Activity::Running(kind, stage) = tracked.activity else {
                 return None;
             };
             let volume = volume.clone();
-            Some(AtWork {
+            Some(RunningStep {
                 volume,
                 kind,
                 stage,
             })
         });
-        at_work.collect()
+        running_steps.collect()
     }
 
     /// The status of a volume that is attached as wanted.

@@ -26,11 +26,11 @@ impl State {
     ) -> Vec<Event> {
         let mut gone: BTreeSet<VolumeId> = match scope {
             Scope::All => {
-                self.counters.resyncs += 1;
+                self.counters.full_refreshes += 1;
                 self.actual.volumes.keys().cloned().collect()
             }
             Scope::Some(volumes) => {
-                self.counters.looks += 1;
+                self.counters.partial_refreshes += 1;
                 volumes.clone()
             }
         };

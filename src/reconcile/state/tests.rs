@@ -8,6 +8,7 @@ use crate::id::{NbdIndex, Source};
 use crate::reconcile::event::Event;
 use crate::reconcile::job::{Job, Outcome};
 use crate::reconcile::refresh::Scope;
+use crate::reconcile::step::StepKind;
 
 pub(super) fn id(number: u32) -> VolumeId {
     format!("pvc-{number}").parse().unwrap()
