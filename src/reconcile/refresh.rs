@@ -14,7 +14,6 @@ pub(super) struct Refresh {
     at: Option<Instant>,
     /// When the last refresh ended, and how long it took.
     last: Option<(Instant, Duration)>,
-    period: Duration,
     /// When all volumes are refreshed without an event.
     resync: Option<Deadline>,
 }
@@ -27,9 +26,9 @@ pub(super) enum Scope {
 }
 
 impl Refresh {
-    /// Sets how often all volumes are refreshed without an event.
-    pub(super) fn set_period(&mut self, period: Duration) {
-        (self.period, self.resync) = (period, Some(Deadline::after(period)));
+    /// Schedules a refresh of all volumes after this time.
+    pub(super) fn resync_after(&mut self, period: Duration) {
+        self.resync = Some(Deadline::after(period));
     }
 
     /// The time until all volumes are refreshed without an event.
@@ -89,11 +88,11 @@ impl Refresh {
         }
         self.at = None;
         let some = std::mem::take(&mut self.some);
-        if !std::mem::take(&mut self.all) {
-            return Some(Scope::Some(some));
-        }
-        self.resync = Some(Deadline::after(self.period));
-        Some(Scope::All)
+        Some(if std::mem::take(&mut self.all) {
+            Scope::All
+        } else {
+            Scope::Some(some)
+        })
     }
 
     pub(super) fn note_ended(&mut self, began: Instant) {

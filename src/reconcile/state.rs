@@ -70,7 +70,7 @@ impl State {
         self.run.begin(until.is_some())?;
         let threads = self.options.threads.get();
         self.schedule.workers = Workers::new(threads, until.is_none());
-        self.refresh.set_period(self.options.resync);
+        self.refresh.resync_after(self.options.resync);
         if until.is_some() {
             self.reset_backoff(Duration::ZERO);
             self.refresh.request_all_now();
@@ -80,8 +80,7 @@ impl State {
         Ok(())
     }
 
-    /// Sets the wanted volumes. A volume that is wanted otherwise than before has no failure
-    /// any more.
+    /// Sets the wanted volumes, and drops the failures of those whose options have changed.
     pub(super) fn set_desired(&mut self, desired: Desired) {
         for (volume, tracked) in &mut self.tracked {
             let (was, is) = (self.desired.wanted(volume), desired.wanted(volume));

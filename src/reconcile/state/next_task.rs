@@ -40,6 +40,9 @@ impl State {
             self.refresh.request_all_now();
         }
         if let Some(scope) = self.refresh.take() {
+            if matches!(scope, Scope::All) {
+                self.refresh.resync_after(self.options.resync);
+            }
             return Task::Refresh(scope, self.counters.steps);
         }
         if self.transports.take_due() {
