@@ -61,14 +61,23 @@ impl Plan {
 /// | no | in any way | detach, or finish a detach that was begun |
 #[must_use]
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
-    let wanted = desired.all_wanted().map(|(volume, _)| volume);
-    let known = actual.volumes.keys();
-    let unwanted = known.filter(|volume| desired.wanted(volume).is_none());
-    let step = |volume| step_for(volume, desired.wanted(volume), actual.get(volume));
-    let mut steps: Vec<Step> = wanted.chain(unwanted).filter_map(step).collect();
-    steps.sort_by(|one, other| one.volume.cmp(&other.volume));
-    let attaches = steps.iter().any(|step| step.kind == StepKind::Attach);
-    if attaches && !actual.volumes.is_empty() {
+    // Both are sorted by name, so one pass covers both.
+    let mut wanted = desired.all_wanted().peekable();
+    let mut attached = actual.volumes.iter().peekable();
+    let mut steps: Vec<Step> = Vec::new();
+    loop {
+        let next_wanted = wanted.peek().map(|(volume, _)| *volume);
+        let next_attached = attached.peek().map(|(volume, _)| *volume);
+        let Some(volume) = next_wanted.into_iter().chain(next_attached).min() else {
+            break;
+        };
+        let wanted = wanted.next_if(|(next, _)| *next == volume);
+        let status = attached.next_if(|(next, _)| *next == volume);
+        let wanted = wanted.map(|(_, wanted)| wanted);
+        steps.extend(step_for(volume, wanted, status.map(|(_, status)| status)));
+    }
+    let has_attach = steps.iter().any(|step| step.kind == StepKind::Attach);
+    if has_attach && !actual.volumes.is_empty() {
         order_by_resources(&mut steps, desired, actual);
     }
     // A detach waits for no other step, so it can come first.
