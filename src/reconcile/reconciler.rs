@@ -182,9 +182,9 @@ impl Reconciler {
     }
 
     /// Keeps the volumes as they are wanted, until it is [stopped](Self::stop). The failure of
-    /// a step is an [`Event`], and the step is tried again. Once a volume with a login is
-    /// wanted, or if an earlier process left one in the journal, it also recovers the sessions
-    /// of this machine that lunbd made: see [`Engine::recover_sessions`].
+    /// a step is an [`Event`](super::Event), and the step is tried again. Once a volume with a
+    /// login is wanted, or if an earlier process left one in the journal, it also recovers the
+    /// sessions of this machine that lunbd made: see [`Engine::recover_sessions`].
     ///
     /// # Errors
     /// `InUse` if it runs already; where it cannot be begun.
