@@ -2,13 +2,13 @@
 //! keeps both in agreement.
 //!
 //! ```text
-//!  Desired   what is wanted: volumes by the caller's name, each with its source
-//!  Actual    what stands: the journal's volumes, looked for in sysfs by identity
+//!  Desired   the wanted volumes: each has the caller's name, and a source
+//!  Actual    the attached volumes: those of the journal, found in sysfs by identity
 //!  plan      a pure function from both to steps, each with its reason
-//!  apply     the steps, independent volumes beside each other, once
-//!  run       the same for good: woken by the kernel's events, with a slow look at
-//!            everything as the net below; the iSCSI sessions that the volumes log
-//!            in to are kept, and NBD links healed
+//!  apply     does the steps once, of independent volumes at the same time
+//!  run       does the steps until it is stopped: the kernel's events wake it, and it
+//!            also refreshes all volumes now and then, in case an event is lost; it
+//!            recovers the iSCSI sessions that the volumes log in to, and heals NBD links
 //! ```
 //!
 //! A volume is [in use](Reconciler::in_use) from the moment it is wanted until its detach
@@ -44,24 +44,26 @@
 //! ```
 
 mod actual;
+mod component_index;
 mod desired;
 mod event;
-mod failing;
+mod failure;
 mod failure_publisher;
 mod followers;
 mod job;
-mod jobs;
-mod observed;
 mod options;
-mod path_retry;
 mod plan;
-mod queues;
+mod progress;
 mod reconciler;
 mod refresh;
 mod resource;
+mod run;
 mod run_loop;
+mod schedule;
 mod session_recovery;
+mod shared;
 mod state;
+mod step;
 #[cfg(feature = "metrics")]
 mod telemetry;
 mod tracked;
@@ -74,6 +76,7 @@ pub use desired::{Desired, DesiredFile};
 pub use event::Event;
 pub use followers::{Events, SequencedEvent};
 pub use options::Options;
-pub use plan::{Plan, Step, StepKind, plan};
+pub use plan::{Plan, plan};
+pub use progress::{Counters, RunningStep};
 pub use reconciler::Reconciler;
-pub use state::{AtWork, Counters};
+pub use step::{Step, StepKind};

@@ -287,7 +287,7 @@ fn a_reconciler_tells_how_many_volumes_are_wanted_and_fail_and_how_its_steps_end
             ("lunbd_volumes{state=wanted}", gauge(2.0)),
             ("lunbd_volumes{state=in_use}", gauge(2.0)),
             ("lunbd_volumes{state=failing}", gauge(2.0)),
-            ("lunbd_volumes{state=at_work}", gauge(0.0)),
+            ("lunbd_volumes{state=running}", gauge(0.0)),
         ],
     );
     require_documented(&found, 5, include_str!("../src/reconcile/telemetry.rs"));
@@ -337,8 +337,8 @@ fn each_call_and_each_event_of_a_volume_is_a_known_number_of_looks_and_plans_and
         other => panic!("{other:?}"),
     };
     let wakeups = || count("lunbd_reconcile_wakeups_total{}");
-    let everything = || count("lunbd_reconcile_looks_total{at=everything}");
-    let volumes = || count("lunbd_reconcile_looks_total{at=volumes}");
+    let everything = || count("lunbd_reconcile_refreshes_total{scope=all}");
+    let volumes = || count("lunbd_reconcile_refreshes_total{scope=some}");
     let plans = || count("lunbd_reconcile_plans_total{}");
     let until = |what: &str, counter: &dyn Fn() -> u64, is: u64| {
         let limit = soon();

@@ -131,7 +131,7 @@ fn next(events: &mut Events, what: impl Fn(&Event) -> bool) -> Event {
 }
 
 #[test]
-fn a_disk_that_goes_away_while_it_is_looked_at_keeps_no_other_from_being_seen() {
+fn a_disk_that_vanishes_during_a_refresh_does_not_hide_another() {
     let node = Node::with_disks(2);
     let disk = format!("sys/{}/block/sda", San::device_dir(0, 0));
     fs::remove_file(node.san.machine.path(&disk).join("size")).unwrap();
@@ -142,7 +142,7 @@ fn a_disk_that_goes_away_while_it_is_looked_at_keeps_no_other_from_being_seen() 
 }
 
 #[test]
-fn a_volume_that_is_attached_as_wanted_is_left_alone() {
+fn a_volume_that_is_attached_as_wanted_gets_no_step() {
     let node = Node::with_disks(5);
     let reconciler = node.reconciler(Options::default());
     reconciler.set(wanted(0..5));
@@ -154,7 +154,7 @@ fn a_volume_that_is_attached_as_wanted_is_left_alone() {
 }
 
 #[test]
-fn the_next_full_look_finds_a_device_that_went_without_an_event() {
+fn the_next_full_refresh_finds_a_device_that_vanished_without_an_event() {
     let node = Node::with_disks(2);
     let reconciler = node.reconciler(Options::default().resync(Duration::from_millis(50)));
     reconciler.set(wanted(0..2));
@@ -168,18 +168,18 @@ fn the_next_full_look_finds_a_device_that_went_without_an_event() {
 }
 
 #[test]
-fn a_look_at_everything_may_be_asked_for_never() {
+fn the_period_of_full_refreshes_may_be_endless() {
     let node = Node::with_disks(1);
     let reconciler = node.reconciler(Options::default().resync(Duration::MAX));
     reconciler.set(wanted(0..1));
     while_running(&reconciler, || {
         reconciler.wait_attached(&id("pvc-0"), soon()).unwrap();
     });
-    assert_eq!(reconciler.counters().resyncs, 1);
+    assert_eq!(reconciler.counters().full_refreshes, 1);
 }
 
 #[test]
-fn what_is_wanted_no_more_is_in_use_until_its_detach_is_proven() {
+fn a_volume_that_is_no_longer_wanted_is_in_use_until_its_detach_is_proven() {
     let node = Node::with_disks(2);
     node.lose(1);
     let reconciler = node.reconciler(Options::default());
@@ -197,7 +197,7 @@ fn what_is_wanted_no_more_is_in_use_until_its_detach_is_proven() {
 }
 
 #[test]
-fn a_volume_that_fails_holds_up_none_of_the_others_and_is_tried_again() {
+fn a_volume_that_fails_delays_no_other_and_is_tried_again() {
     let node = Node::with_disks(60);
     for lun in 1..60 {
         node.lose(lun);
@@ -240,7 +240,7 @@ fn a_volume_that_fails_holds_up_none_of_the_others_and_is_tried_again() {
 }
 
 #[test]
-fn an_event_of_a_volume_wakes_a_look_at_that_volume_alone() {
+fn an_event_of_a_volume_causes_a_refresh_of_that_volume_alone() {
     let node = Node::with_disks(50);
     let resync = Duration::from_secs(3600);
     let reconciler = node.reconciler(Options::default().resync(resync));
@@ -258,8 +258,8 @@ fn an_event_of_a_volume_wakes_a_look_at_that_volume_alone() {
             "{lost}"
         );
         let counters = reconciler.counters();
-        assert_eq!(counters.resyncs, 1, "{counters:?}");
-        assert!(counters.looks >= 1, "{counters:?}");
+        assert_eq!(counters.full_refreshes, 1, "{counters:?}");
+        assert!(counters.partial_refreshes >= 1, "{counters:?}");
         next(
             &mut events,
             |event| matches!(event, Event::Failed { volume, .. } if *volume == id("pvc-7")),
@@ -280,7 +280,7 @@ fn an_event_of_an_unwanted_device_does_not_wake_the_reconciler() {
         }
         // The last event is of a volume: when it has woken the loop, all events have been read.
         node.announce(1);
-        while reconciler.counters().looks == before.looks {
+        while reconciler.counters().partial_refreshes == before.partial_refreshes {
             std::thread::yield_now();
         }
         let woken = reconciler.counters().wakeups - before.wakeups;
@@ -301,7 +301,7 @@ fn only_one_thread_runs_a_reconciler() {
 }
 
 #[test]
-fn a_volume_that_wants_anothers_unit_is_refused_with_both_names_and_nothing_is_scanned() {
+fn a_volume_that_wants_the_unit_of_another_is_refused_with_both_names_and_nothing_is_scanned() {
     let node = Node::with_disks(2);
     let reconciler = node.reconciler(Options::default());
     let mut desired = wanted(0..2);

@@ -111,7 +111,7 @@ impl Desired {
             .map_err(|error| of_volume(&volume, &error))?;
         let spec = VolumeSpec::of(request);
         if let Some(known) = self.get(&volume) {
-            let (one, two) = (spelt(known), spelt(&spec));
+            let (one, two) = (sources_of(known), sources_of(&spec));
             let message = format!("volume {volume} is wanted twice, from {one} and from {two}");
             return Err(Error::new(ErrorKind::InUse, message));
         }
@@ -228,7 +228,7 @@ fn of_volume(volume: &VolumeId, error: &Error) -> Error {
     Error::new(error.kind(), format!("volume {volume}: {error}"))
 }
 
-fn spelt(spec: &VolumeSpec) -> String {
+fn sources_of(spec: &VolumeSpec) -> String {
     let sources: Vec<String> = spec.sources.iter().map(ToString::to_string).collect();
     sources.join(" and ")
 }

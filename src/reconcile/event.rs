@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::plan::StepKind;
+use super::step::StepKind;
 use crate::engine::SessionRecoveryReport;
 use crate::error::Error;
 use crate::id::{ContentName, VolumeId};
@@ -197,7 +197,7 @@ impl fmt::Display for Event {
                 )
             }
             Self::Healed { volume } => write!(f, "{volume}: serves again"),
-            Self::Session(kept) => kept.fmt(f),
+            Self::Session(report) => report.fmt(f),
             Self::Missed { count } => write!(f, "{count} events were missed"),
         }
     }

@@ -90,32 +90,32 @@ impl Events {
 
 /// All followers.
 #[derive(Debug, Default)]
-pub(super) struct Followers(Mutex<Told>);
+pub(super) struct Followers(Mutex<Queues>);
 
 #[derive(Debug, Default)]
-struct Told {
-    last: u64,
-    queues: Vec<Weak<Queue>>,
+struct Queues {
+    last_sequence: u64,
+    all: Vec<Weak<Queue>>,
 }
 
 impl Followers {
     pub(super) fn add(&self) -> Events {
         let queue = Arc::<Queue>::default();
-        self.0.lock().queues.push(Arc::downgrade(&queue));
+        self.0.lock().all.push(Arc::downgrade(&queue));
         Events(queue)
     }
 
     /// Sends the event to all followers. The caller holds the lock of the state that
     /// changed, so the events come in the order of the changes.
-    pub(super) fn tell(&self, event: Event) -> SequencedEvent {
-        let mut told = self.0.lock();
-        told.last += 1;
+    pub(super) fn send(&self, event: Event) -> SequencedEvent {
+        let mut queues = self.0.lock();
+        queues.last_sequence += 1;
         let event = SequencedEvent {
-            sequence: told.last,
+            sequence: queues.last_sequence,
             time: SystemTime::now(),
             event,
         };
-        told.queues.retain(|follower| {
+        queues.all.retain(|follower| {
             let Some(queue) = follower.upgrade() else {
                 return false;
             };
@@ -134,7 +134,7 @@ impl Followers {
 
 impl Drop for Followers {
     fn drop(&mut self) {
-        for queue in self.0.lock().queues.iter().filter_map(Weak::upgrade) {
+        for queue in self.0.lock().all.iter().filter_map(Weak::upgrade) {
             queue.inner.lock().closed = true;
             queue.filled.notify_all();
         }
@@ -154,11 +154,11 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_who_does_not_read_is_told_how_many_it_missed_and_has_the_newest() {
+    fn a_follower_that_does_not_read_gets_the_newest_events_and_the_number_of_missed_ones() {
         let followers = Followers::default();
         let (mut slow, now) = (followers.add(), Deadline::after(Duration::ZERO));
         for number in 0..LONGEST + 5 {
-            followers.tell(healed(number));
+            followers.send(healed(number));
         }
         let missed = slow.next(now).unwrap();
         assert!(matches!(missed.event, Event::Missed { count: 5 }));
@@ -172,10 +172,10 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_reads_to_the_end_when_nobody_tells_any_more() {
+    fn a_follower_reads_the_events_that_are_left_after_the_reconciler_is_gone() {
         let followers = Followers::default();
         let mut events = followers.add();
-        followers.tell(healed(1));
+        followers.send(healed(1));
         drop(followers);
         let long = Deadline::after(Duration::from_secs(60));
         assert!(events.next(long).is_some());
@@ -186,13 +186,13 @@ mod tests {
     #[test]
     fn an_event_in_json_has_its_number_and_its_time_in_utc() {
         let followers = Followers::default();
-        let told = followers.tell(healed(1));
-        let json = serde_json::to_value(&told).unwrap();
+        let sent = followers.send(healed(1));
+        let json = serde_json::to_value(&sent).unwrap();
         assert_eq!(json["sequence"], 1);
         assert_eq!(json["event"], "healed");
         let time = json["time"].as_str().unwrap();
         let read = humantime::parse_rfc3339(time).unwrap();
-        let lost = told.time.duration_since(read).unwrap();
+        let lost = sent.time.duration_since(read).unwrap();
         assert!(
             time.ends_with('Z') && lost < Duration::from_millis(1),
             "{time}"

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::plan::Step;
+use super::step::Step;
 use crate::engine::{Condition, ReconnectHandle, VolumeStatus};
 use crate::error::Error;
 use crate::id::Source;
@@ -16,44 +16,45 @@ pub(super) enum Priority {
     /// Steps that failed before, and whose obstacle may be gone.
     Unblocked,
     /// Steps that have not failed.
-    Fresh,
+    FirstTry,
     /// Detaches that failed before.
-    DetachAgain,
+    DetachRetry,
     /// Steps that failed before and are due for a retry.
-    Again,
+    Retry,
 }
 
-/// The server, target or host of a step's volume.
+/// The server, target or host of a step's volume: where one of its volumes hangs, others may
+/// hang as well.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct Endpoint {
     pub(super) name: String,
     /// The step is a heal or a retry, so it counts from its beginning. A first attach counts
     /// when it is slow.
     pub(super) may_hang: bool,
 }
 
-/// The server, target or host of a source: where one of its volumes hangs, others may
-/// hang as well.
-pub(super) fn place_of(source: &Source) -> String {
-    match source {
-        Source::Nbd(uri) => format!("{:?}", uri.server()),
-        Source::Iscsi(uri) => uri.target().to_string().to_lowercase(),
-        Source::Fc(uri) => format!("{:?}", uri.ports()),
-        Source::Scsi(hctl) => format!("host{}", hctl.host),
+impl Endpoint {
+    pub(super) fn of(source: &Source, may_hang: bool) -> Self {
+        let name = match source {
+            Source::Nbd(uri) => format!("{:?}", uri.server()),
+            Source::Iscsi(uri) => uri.target().to_string().to_lowercase(),
+            Source::Fc(uri) => format!("{:?}", uri.ports()),
+            Source::Scsi(hctl) => format!("host{}", hctl.host),
+        };
+        Self { name, may_hang }
     }
 }
 
 /// A step that a worker takes.
 pub(super) struct Job {
     pub(super) step: Step,
-    pub(super) generation: u64,
     /// When a worker took the step.
     pub(super) began: Instant,
     pub(super) priority: Priority,
     /// From when on it may be retried.
     pub(super) due: Option<Instant>,
-    /// Where it counts for the limit of concurrent steps.
-    pub(super) place: Option<Place>,
+    /// Where it counts for the limit of concurrent steps; `None` for a detach.
+    pub(super) endpoint: Option<Endpoint>,
     /// The volume does not serve I/O, or its step failed before.
     pub(super) is_failing: bool,
     pub(super) tries: u32,
@@ -61,11 +62,11 @@ pub(super) struct Job {
 }
 
 /// The result of a step.
-pub(super) enum Done {
+pub(super) enum Outcome {
     /// The volume is attached with this status.
-    Stands(Box<VolumeStatus>),
+    Attached(Box<VolumeStatus>),
     /// Nothing of the volume is left.
-    Gone {
+    Detached {
         safe_to_unmap: bool,
     },
     /// The device answered, is the expected one and serves I/O.
@@ -77,15 +78,30 @@ pub(super) enum Done {
         old_size: u64,
         size: u64,
     },
-    /// The step ended; the volume's state must be read.
-    Finished,
+    /// The step ended, and a survey must find the volume's status.
+    Unknown,
     /// The NBD device still has no server.
-    Disconnected {
-        reconnect_handle: Option<Box<ReconnectHandle>>,
-        error: Error,
-        budget_left: Option<Duration>,
-    },
+    Disconnected(Disconnect),
     /// The device answered, and differs from what sysfs shows.
     Differs(Condition, String),
     Failed(Error),
+}
+
+/// Why an NBD device has no server.
+pub(super) struct Disconnect {
+    pub(super) error: Error,
+    /// How long requests still wait; `None` where the time of the link's death is unknown.
+    pub(super) budget_left: Option<Duration>,
+    /// For the next attempt.
+    pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
+}
+
+impl Disconnect {
+    pub(super) fn because(error: Error) -> Self {
+        Self {
+            error,
+            budget_left: None,
+            reconnect_handle: None,
+        }
+    }
 }

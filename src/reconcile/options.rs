@@ -3,14 +3,16 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use crate::deadline::Backoff;
+
 /// The options of a [`Reconciler`](super::Reconciler).
 #[derive(Debug, Clone)]
 pub struct Options {
     pub(super) threads: NonZeroUsize,
     pub(super) step_limit: Duration,
     pub(super) resync: Duration,
-    pub(super) shortest_retry: Duration,
-    pub(super) longest_retry: Duration,
+    shortest_retry: Duration,
+    longest_retry: Duration,
     pub(super) prove: bool,
 }
 
@@ -49,9 +51,9 @@ impl Options {
         self
     }
 
-    /// How often everything is looked at without an event, in case a kernel event is
+    /// How often all volumes are refreshed without an event, in case a kernel event is
     /// lost; 5 minutes by default. Where a volume has a login, the sessions are also
-    /// looked at every 10 seconds, so that I/O on a lost session does not wait long.
+    /// checked every 10 seconds, so that I/O on a lost session does not wait long.
     #[must_use]
     pub fn resync(mut self, period: Duration) -> Self {
         self.resync = period;
@@ -72,5 +74,9 @@ impl Options {
     pub fn trust(mut self) -> Self {
         self.prove = false;
         self
+    }
+
+    pub(super) fn retry_pauses(&self) -> Backoff {
+        Backoff::new(self.shortest_retry, self.longest_retry)
     }
 }

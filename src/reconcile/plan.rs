@@ -1,15 +1,14 @@
 //! The plan: the steps from the present state to the wanted one.
 
-use std::borrow::Cow;
-use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use super::actual::Actual;
-use super::desired::{Desired, Wanted};
+use super::desired::Desired;
 use super::resource::Resource;
-use crate::engine::journal::{AttachedSpec, Operation, VolumeSpec, must_be_detached_first};
-use crate::engine::{Condition, VolumeStatus};
+use super::step::{Step, StepKind, detach_reason, step_for};
+use crate::engine::VolumeStatus;
+use crate::engine::journal::VolumeSpec;
 use crate::id::VolumeId;
 
 /// The steps, in a possible order: no step comes before one for which it waits. No volume has
@@ -21,83 +20,6 @@ pub struct Plan {
     /// The steps by kind: detaches and unfinished operations, then heals, attaches, resizes,
     /// and devices to verify; each kind is sorted by the volumes' names.
     pub steps: Vec<Step>,
-}
-
-/// The step for one volume.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct Step {
-    /// The volume.
-    pub volume: VolumeId,
-    /// The kind of the step.
-    pub kind: StepKind,
-    /// The reason, in words.
-    pub reason: Cow<'static, str>,
-    /// The volumes whose steps come first, since they have what this volume wants.
-    pub after: Vec<VolumeId>,
-}
-
-/// The kinds of steps.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    serde::Serialize,
-    strum::Display,
-    strum::IntoStaticStr,
-)]
-#[strum(serialize_all = "snake_case")]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum StepKind {
-    // The order of the variants is the order in a plan.
-    /// Detaches the volume.
-    Detach,
-    /// Finishes an operation that was begun: a detach, or a resize.
-    Finish,
-    /// Connects an NBD device to its server again.
-    Heal,
-    /// Attaches the volume, with all its proofs; also one that is attached already, for a path
-    /// that came back or another option.
-    Attach,
-    /// Takes over the size that the array reports.
-    Resize,
-    /// Asks the device itself: a SCSI unit for its identity, an NBD device whether its server
-    /// is there, and heals it where it is not.
-    Prove,
-    /// Nothing can be done now: it waits for an outside change.
-    Wait,
-    /// Nothing is done: what is wanted conflicts with another volume.
-    Refused,
-}
-
-impl StepKind {
-    /// Whether the step does anything.
-    #[must_use]
-    pub fn acts(self) -> bool {
-        !matches!(self, Self::Wait | Self::Refused)
-    }
-
-    /// The name used in messages and in `--json`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}: {}", self.kind, self.volume, self.reason)?;
-        for (place, volume) in self.after.iter().enumerate() {
-            write!(f, "{} {volume}", if place == 0 { "; after" } else { "," })?;
-        }
-        Ok(())
-    }
 }
 
 impl fmt::Display for Plan {
@@ -139,210 +61,110 @@ impl Plan {
 /// | no | in any way | detach, or finish a detach that was begun |
 #[must_use]
 pub fn plan(desired: &Desired, actual: &Actual) -> Plan {
-    let mut steps = Vec::new();
     // Both are sorted by name, so one pass covers both.
     let mut wanted = desired.all_wanted().peekable();
-    let mut there = actual.volumes.iter().peekable();
+    let mut attached = actual.volumes.iter().peekable();
+    let mut steps: Vec<Step> = Vec::new();
     loop {
-        let order = match (wanted.peek(), there.peek()) {
-            (Some((wanted, _)), Some((there, _))) => wanted.cmp(there),
-            (Some(_), None) => Ordering::Less,
-            (None, Some(_)) => Ordering::Greater,
-            (None, None) => break,
+        let next_wanted = wanted.peek().map(|(volume, _)| *volume);
+        let next_attached = attached.peek().map(|(volume, _)| *volume);
+        let Some(volume) = next_wanted.into_iter().chain(next_attached).min() else {
+            break;
         };
-        let wanted = if order.is_le() { wanted.next() } else { None };
-        let there = if order.is_ge() { there.next() } else { None };
-        if let Some((volume, wanted)) = wanted {
-            steps.extend(step_for(
-                volume,
-                Some(wanted),
-                there.map(|(_, there)| there),
-            ));
-        } else if let Some((volume, there)) = there {
-            steps.extend(step_for(volume, None, Some(there)));
-        }
+        let wanted = wanted.next_if(|(next, _)| *next == volume);
+        let status = attached.next_if(|(next, _)| *next == volume);
+        let wanted = wanted.map(|(_, wanted)| wanted);
+        steps.extend(step_for(volume, wanted, status.map(|(_, status)| status)));
     }
-    let attaches = steps.iter().any(|step| step.kind == StepKind::Attach);
-    if attaches && !actual.volumes.is_empty() {
-        settle_claims(&mut steps, desired, actual);
+    let has_attach = steps.iter().any(|step| step.kind == StepKind::Attach);
+    if has_attach && !actual.volumes.is_empty() {
+        order_by_resources(&mut steps, desired, actual);
     }
     // A detach waits for no other step, so it can come first.
     steps.sort_by_key(|step| step.kind);
     Plan { steps }
 }
 
-/// The step for one volume, without regard to the other volumes.
-pub(super) fn step_for(
-    volume: &VolumeId,
-    wanted: Option<&Wanted>,
-    there: Option<&VolumeStatus>,
-) -> Option<Step> {
-    let (kind, reason) = match (wanted, there) {
-        (Some(wanted), Some(there)) => of_wanted(wanted, there)?,
-        (Some(_), None) => (StepKind::Attach, "it is wanted and not attached".into()),
-        (None, Some(there)) => match there.under_way {
-            Some(Operation::Detach { .. }) => (
-                StepKind::Finish,
-                "it is not wanted, and its detach was begun".into(),
-            ),
-            _ => (StepKind::Detach, "it is not wanted".into()),
-        },
-        (None, None) => return None,
-    };
-    Some(Step {
-        volume: volume.clone(),
-        kind,
-        reason,
-        after: Vec::new(),
-    })
-}
-
-type What = (StepKind, Cow<'static, str>);
-
-fn of_wanted(as_wanted: &Wanted, there: &VolumeStatus) -> Option<What> {
-    let wanted = &as_wanted.spec;
-    if let Some(reason) = moved(wanted, there) {
-        return Some((StepKind::Detach, reason.into()));
-    }
-    let attach = |reason: &'static str| Some((StepKind::Attach, reason.into()));
-    if there.spec != *wanted {
-        return attach("its wanted settings differ from the attached ones");
-    }
-    match there.under_way {
-        Some(Operation::Attach) => return attach("its attach was begun"),
-        Some(Operation::Detach { .. }) => {
-            return attach("its detach was begun, and it is wanted");
-        }
-        Some(Operation::Resize { .. }) if there.condition == Condition::HalfAttached => {
-            return Some((StepKind::Finish, "its resize was begun".into()));
-        }
-        _ => {}
-    }
-    let is_nbd = wanted.nbd.is_some();
-    let verify_reason = |verify_reason: &String| (StepKind::Prove, verify_reason.clone().into());
-    match there.condition {
-        Condition::Complete | Condition::LinkDead if there.lacks_a_path() => {
-            Some((StepKind::Attach, unscanned(there).into()))
-        }
-        Condition::Complete => match &there.verify_reason {
-            Some(reason) => Some(verify_reason(reason)),
-            None => small(as_wanted, there).map(|reason| (StepKind::Resize, reason.into())),
-        },
-        Condition::LinkDead if is_nbd => Some((StepKind::Heal, there.seen.clone().into())),
-        Condition::LinkDead => match &there.verify_reason {
-            Some(reason) => Some(verify_reason(reason)),
-            None => Some((StepKind::Wait, there.seen.clone().into())),
-        },
-        Condition::Gone => attach("nothing of it is attached any more"),
-        Condition::Changed => Some((StepKind::Attach, there.seen.clone().into())),
-        Condition::HalfAttached | Condition::HalfDetached => attach("it is only partly attached"),
-    }
-}
-
-/// Why to resize the volume.
-fn small(wanted: &Wanted, there: &VolumeStatus) -> Option<String> {
-    let least = wanted.min_size?;
-    if wanted.is_large_enough(there.size) {
-        return None;
-    }
-    let has = match there.size {
-        Some(size) => format!("it has {size} bytes"),
-        None => "its size is unknown".to_owned(),
-    };
-    Some(format!("{has}, and at least {least} are wanted"))
-}
-
-fn unscanned(there: &VolumeStatus) -> String {
-    if there.unscanned.is_empty() {
-        let portals = there.without_session.iter().map(ToString::to_string);
-        let portals: Vec<String> = portals.collect();
-        return format!("no session leads through {}", portals.join(" and "));
-    }
-    let paths: Vec<String> = there.unscanned.iter().map(ToString::to_string).collect();
-    format!(
-        "no device is at {}, where a path of it leads",
-        paths.join(" and ")
-    )
-}
-
-/// Why a volume must be detached before it can be attached as wanted.
-fn moved(wanted: &VolumeSpec, there: &VolumeStatus) -> Option<String> {
-    if there.spec == *wanted {
-        return None;
-    }
-    let standing = AttachedSpec {
-        spec: &there.spec,
-        names: &there.names,
-        nbd_index: there.nbd_index,
-    };
-    must_be_detached_first(standing, wanted).map(|bar| bar.why)
-}
+/// The volume that has each resource.
+type Owners<'a> = HashMap<Resource<'a>, &'a VolumeStatus>;
 
 /// Makes attaches wait for the volumes that have what they want. Only an attach waits,
 /// and only for a detach, so no two steps wait for each other.
-fn settle_claims(steps: &mut [Step], desired: &Desired, actual: &Actual) {
-    let mut owners: HashMap<Resource<'_>, &VolumeStatus> = HashMap::new();
-    for there in actual.iter() {
-        let names = there.names.iter().map(Resource::Unit);
-        owners.extend(
-            Resource::of(&there.spec)
-                .chain(names)
-                .map(|resource| (resource, there)),
-        );
-    }
-    let find = |steps: &[Step], volume: &VolumeId| {
-        steps.binary_search_by(|step| step.volume.cmp(volume)).ok()
-    };
+fn order_by_resources(steps: &mut [Step], desired: &Desired, actual: &Actual) {
+    let owners: Owners<'_> = actual.iter().flat_map(owned).collect();
     for at in 0..steps.len() {
-        let Some(step) = steps.get(at).filter(|s| s.kind == StepKind::Attach) else {
+        let Some(step) = steps.get_mut(at) else {
             continue;
         };
-        let Some(wanted) = desired.get(&step.volume) else {
+        let wanted = desired.get(&step.volume);
+        let Some(wanted) = wanted.filter(|_| step.kind == StepKind::Attach) else {
             continue;
         };
-        let mut after: Vec<VolumeId> = Vec::new();
-        let mut refused = None;
-        for resource in Resource::of(wanted) {
-            let owner = owners
-                .get(&resource)
-                .filter(|owner| owner.volume != step.volume);
-            let Some(&owner) = owner else {
-                continue;
-            };
-            let theirs = desired.get(&owner.volume);
-            if theirs.is_some_and(|theirs| Resource::of(theirs).any(|wants| wants == resource))
-                || (matches!(resource, Resource::Unit(_))
-                    && theirs.is_some_and(|theirs| moved(theirs, owner).is_none()))
-            {
-                let volume = &owner.volume;
-                refused = Some(format!(
-                    "{resource} belongs to volume {volume}, and it also wants it"
-                ));
-            } else if !after.contains(&owner.volume) {
-                after.push(owner.volume.clone());
-            }
-        }
-        if let Some(reason) = refused {
-            if let Some(step) = steps.get_mut(at) {
-                (step.kind, step.reason) = (StepKind::Refused, reason.into());
-            }
-            continue;
-        }
-        for volume in &after {
-            let owner = find(steps, volume).and_then(|at| steps.get_mut(at));
-            if let Some(owner) = owner.filter(|owner| owner.kind != StepKind::Finish) {
-                if owner.kind != StepKind::Detach {
-                    owner.reason = "another volume is wanted at its place".into();
+        match owners_of(&step.volume, wanted, desired, &owners) {
+            Err(reason) => (step.kind, step.reason) = (StepKind::Refused, reason.into()),
+            Ok(owners) => {
+                step.after = owners.iter().copied().cloned().collect();
+                for owner in owners {
+                    detach_first(steps, owner);
                 }
-                owner.kind = StepKind::Detach;
-                owner.after.clear();
             }
-        }
-        if let Some(step) = steps.get_mut(at) {
-            after.sort();
-            step.after = after;
         }
     }
+}
+
+/// What an attached volume has.
+fn owned(status: &VolumeStatus) -> impl Iterator<Item = (Resource<'_>, &VolumeStatus)> {
+    let names = status.names.iter().map(Resource::Unit);
+    let resources = Resource::of(&status.spec).chain(names);
+    resources.map(move |resource| (resource, status))
+}
+
+/// The other volumes that have what this one wants.
+///
+/// # Errors
+/// Why its step is refused, where another volume also wants what it has.
+fn owners_of<'a>(
+    volume: &VolumeId,
+    wanted: &VolumeSpec,
+    desired: &Desired,
+    owners: &Owners<'a>,
+) -> Result<BTreeSet<&'a VolumeId>, String> {
+    let mut others = BTreeSet::new();
+    let mut refused = None;
+    for resource in Resource::of(wanted) {
+        let owner = owners.get(&resource);
+        let Some(&owner) = owner.filter(|owner| owner.volume != *volume) else {
+            continue;
+        };
+        let keeps_it = |theirs: &VolumeSpec| {
+            Resource::of(theirs).any(|theirs| theirs == resource)
+                || matches!(resource, Resource::Unit(_)) && detach_reason(theirs, owner).is_none()
+        };
+        let other = &owner.volume;
+        if desired.get(other).is_some_and(keeps_it) {
+            refused = Some(format!(
+                "{resource} belongs to volume {other}, and it also wants it"
+            ));
+        } else {
+            others.insert(other);
+        }
+    }
+    refused.map_or(Ok(others), Err)
+}
+
+/// Makes the step of a volume a detach, since an attach waits for it.
+fn detach_first(steps: &mut [Step], volume: &VolumeId) {
+    let at = steps.binary_search_by(|step| step.volume.cmp(volume));
+    let Some(step) = at.ok().and_then(|at| steps.get_mut(at)) else {
+        return;
+    };
+    match step.kind {
+        StepKind::Finish => return,
+        StepKind::Detach => {}
+        _ => step.reason = "another volume is wanted at its place".into(),
+    }
+    step.kind = StepKind::Detach;
+    step.after.clear();
 }
 
 #[cfg(test)]

@@ -1,19 +1,16 @@
-//! The loop that keeps volumes as they are wanted.
+//! The public calls of a reconciler.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::actual::Actual;
 use super::desired::Desired;
-use super::event::Event;
-use super::followers::{Events, Followers};
+use super::followers::Events;
 use super::options::Options;
 use super::plan::{self, Plan};
-use super::state::{AtWork, Counters, State};
+use super::progress::{Counters, RunningStep};
+use super::shared::Shared;
 use crate::deadline::Deadline;
 use crate::engine::{Engine, Journal, ReapReport, ReapRequest, VolumeStatus};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -26,40 +23,6 @@ pub struct Reconciler {
     pub(super) journal: Journal,
     pub(super) options: Options,
     pub(super) shared: Arc<Shared>,
-}
-
-#[derive(Default)]
-pub(super) struct Shared {
-    state: Mutex<State>,
-    /// Wakes the loop.
-    pub(super) wake: Condvar,
-    /// Wakes the workers.
-    pub(super) work: Condvar,
-    /// Wakes the callers that wait for a volume.
-    pub(super) changed: Condvar,
-    followers: Followers,
-}
-
-impl Shared {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// Sends the events of the last change of the state before another thread can change it,
-    /// so that they come in the order of the changes.
-    pub(super) fn tell(
-        &self,
-        state: MutexGuard<'_, State>,
-        events: impl IntoIterator<Item = Event>,
-    ) {
-        let events = events.into_iter();
-        let told: Vec<_> = events.map(|event| self.followers.tell(event)).collect();
-        drop(state);
-        // A subscriber of the log may ask for the state, so its lock is free by now.
-        for event in told {
-            tracing::info!(sequence = event.sequence, %event, "reconciled");
-        }
-    }
 }
 
 impl fmt::Debug for Reconciler {
@@ -77,8 +40,7 @@ impl Reconciler {
     /// [set](Self::set) as wanted by then**.
     #[must_use]
     pub fn new(engine: Arc<Engine>, journal: Journal, options: Options) -> Self {
-        let shared = Arc::<Shared>::default();
-        shared.state().refresh.now();
+        let shared = Arc::new(Shared::new(options.clone()));
         Self {
             engine,
             journal,
@@ -93,15 +55,15 @@ impl Reconciler {
         &self.journal
     }
 
-    /// Sets what is wanted from now on. Steps that are under way finish first; steps that have
-    /// not begun are planned again.
+    /// Sets what is wanted from now on. Running steps finish first; steps that have not
+    /// begun are planned again.
     pub fn set(&self, desired: Desired) {
-        self.shared.state().want(desired);
+        self.shared.state().set_desired(desired);
         self.shared.wake.notify_all();
         self.shared.changed.notify_all();
     }
 
-    /// The steps that are known to be left.
+    /// The remaining steps, by the known state.
     #[must_use]
     pub fn plan(&self) -> Plan {
         self.shared.state().plan()
@@ -127,29 +89,29 @@ impl Reconciler {
         // The journal is read last: a wanted volume enters it and leaves it while the volume is
         // busy.
         let state = self.shared.state();
-        let wanted = state.desired.iter().map(|(volume, _)| volume.clone());
+        let wanted = state.desired().iter().map(|(volume, _)| volume.clone());
         let mut volumes: BTreeSet<VolumeId> = wanted.collect();
         volumes.extend(state.busy().cloned());
         volumes.extend(self.journal.records().into_iter().map(|r| r.volume));
         volumes
     }
 
-    /// The steps under way at this moment, by the volumes' names, for a display.
+    /// The steps that workers do at this moment, by the volumes' names, for a display.
     #[must_use]
-    pub fn at_work(&self) -> Vec<AtWork> {
-        self.shared.state().at_work()
+    pub fn running_steps(&self) -> Vec<RunningStep> {
+        self.shared.state().running_steps()
     }
 
     /// Follows the events from now on.
     #[must_use]
     pub fn subscribe(&self) -> Events {
-        self.shared.followers.add()
+        self.shared.subscribe()
     }
 
     /// The counters as they are now.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.shared.state().counters
+        self.shared.state().counters()
     }
 
     /// Waits until a volume is attached as it is wanted, and was read back.
@@ -162,15 +124,17 @@ impl Reconciler {
             if let Some(there) = state.attached(volume) {
                 return Ok(there.clone());
             }
-            if state.desired.get(volume).is_none() {
+            if state.desired().get(volume).is_none() {
                 let message = format!("volume {volume} is not wanted");
                 return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Converge));
             }
             if deadline.has_passed() {
                 let what = format!("volume {volume} to be attached as it is wanted");
                 let error = Error::timed_out(Stage::Converge, deadline, &what);
+                let mut errors = state.errors().into_iter();
+                let last = errors.find(|(failed, _)| failed == volume);
+                let last = last.map(|(_, error)| format!("{error:#}"));
                 let step = || state.step(volume).map(|step| step.to_string());
-                let last = state.error(volume).map(|error| format!("{error:#}"));
                 return Err(match last.or_else(step) {
                     Some(last) => error.with_last_seen(last),
                     None => error,
@@ -187,13 +151,10 @@ impl Reconciler {
     /// is as wanted, and else the [`errors`](Self::errors) say why.
     ///
     /// # Errors
-    /// `InUse` if it runs already; `TimedOut` at stage `converge`: the steps under way have
+    /// `InUse` if it runs already; `TimedOut` at stage `converge`: the running steps have
     /// finished, and the others have not begun; where sysfs cannot be read.
     pub fn apply(&self, deadline: Deadline) -> Result<Plan> {
-        let driving = self.begin_run(Some(deadline))?;
-        self.shared.state().reset_backoff(Duration::ZERO);
-        self.shared.state().refresh.now();
-        self.go(&driving)?;
+        self.run_until(Some(deadline))?;
         let state = self.shared.state();
         if deadline.has_passed() && !state.is_idle() {
             let error = Error::timed_out(Stage::Converge, deadline, "all volumes to converge");
@@ -221,57 +182,20 @@ impl Reconciler {
     }
 
     /// Keeps the volumes as they are wanted, until it is [stopped](Self::stop). The failure of
-    /// a step is an [`Event`], and the step is tried again. Once a volume with a login is
-    /// wanted, or if an earlier process left one in the journal, it also recovers the sessions
-    /// of this machine that lunbd made: see [`Engine::recover_sessions`].
+    /// a step is an [`Event`](super::Event), and the step is tried again. Once a volume with a
+    /// login is wanted, or if an earlier process left one in the journal, it also recovers the
+    /// sessions of this machine that lunbd made: see [`Engine::recover_sessions`].
     ///
     /// # Errors
     /// `InUse` if it runs already; where it cannot be begun.
     pub fn run(&self) -> Result<()> {
-        let driving = self.begin_run(None)?;
-        self.go(&driving)
+        self.run_until(None)
     }
 
-    /// Ends [`run`](Self::run) for good: it returns when the steps under way have finished. A
-    /// process that cannot wait for that may exit: the next process goes on by the journal.
+    /// Ends [`run`](Self::run) for good: it returns when the running steps have finished. A
+    /// process that cannot wait for that may exit: the next process continues from the journal.
     pub fn stop(&self) {
-        self.shared.state().stopped = true;
+        self.shared.state().run.stop();
         self.shared.wake.notify_all();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn events_come_in_the_order_in_which_the_state_changed() {
-        const THREADS: u64 = 8;
-        // A follower that falls behind by more than 1,024 events loses the oldest.
-        const EACH: u64 = 100;
-        let shared = Shared::default();
-        let mut events = shared.followers.add();
-        let change = || {
-            for _ in 0..EACH {
-                let mut state = shared.state();
-                state.counters.steps += 1;
-                let volume = format!("pvc-{}", state.counters.steps).parse().unwrap();
-                shared.tell(state, [Event::Healed { volume }]);
-                thread::yield_now();
-            }
-        };
-        let limit = Deadline::after(Duration::from_secs(60));
-        thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(change);
-            }
-            for number in 1..=THREADS * EACH {
-                let event = events.next(limit).expect("in time");
-                assert_eq!(event.sequence, number);
-                assert_eq!(event.to_string(), format!("pvc-{number}: serves again"));
-            }
-        });
     }
 }

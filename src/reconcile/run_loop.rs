@@ -4,186 +4,145 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::reconciler::{Reconciler, Shared};
+use super::reconciler::Reconciler;
 use super::refresh::Scope;
-use super::state::{RunState, State};
-use super::workers::Workers;
+use super::shared::Shared;
+use super::state::Task;
 use crate::deadline::Deadline;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::engine::journal::Failing;
+use crate::error::{Result, Stage};
 use crate::kernel::threads;
 
 impl Reconciler {
-    pub(super) fn begin_run(&self, until: Option<Deadline>) -> Result<Driving<'_>> {
-        let mut state = self.shared.state();
-        if state.driver != RunState::Idle {
-            let message = "it runs already";
-            return Err(Error::new(ErrorKind::InUse, message).at(Stage::Converge));
-        }
-        state.begin(until.is_some());
-        drop(state);
-        let of = self;
-        Ok(Driving { of, until })
-    }
-
-    pub(super) fn go(&self, driving: &Driving<'_>) -> Result<()> {
+    /// Runs the loop, its workers and the session recovery. With a deadline, the run ends then,
+    /// or once each step was tried.
+    pub(super) fn run_until(&self, until: Option<Deadline>) -> Result<()> {
         /// The kernel answers at once where its multicasts are.
         const LIMIT: Duration = Duration::from_secs(10);
+        self.shared.state().begin_run(until)?;
+        let _end_run = EndRun(&self.shared);
         let shared = Arc::clone(&self.shared);
-        let hear = move |cause| {
+        let on_change = move |change| {
             let mut state = shared.state();
             let before = state.next_timer();
-            let event = state.take_in(&cause);
-            let wake = state.replan || state.next_timer() != before;
-            shared.tell(state, event);
-            if wake {
+            let event = state.handle_change(&change);
+            let must_wake = state.schedule.needs_plan() || state.next_timer() != before;
+            shared.send(state, event);
+            if must_wake {
                 shared.wake.notify_all();
             }
         };
-        let _listening = self.engine.listen(hear, Deadline::after(LIMIT))?;
+        let _listening = self.engine.listen(on_change, Deadline::after(LIMIT))?;
         self.engine.purge_stale_locks();
         thread::scope(|scope| {
-            let end = EndOfWork(&self.shared);
+            let end_threads = EndThreads(&self.shared);
+            let not_started = |error| threads::not_started(&error).at(Stage::Converge);
             let start_worker = || {
-                let worker = thread::Builder::new().name("lunbd-reconcile".to_owned());
-                let started = worker.spawn_scoped(scope, || self.work(driving.until));
-                started.map_err(|error| threads::not_started(&error).at(Stage::Converge))?;
-                self.shared.state().workers.start_one();
+                let thread = thread::Builder::new().name("lunbd-reconcile".to_owned());
+                let started = thread.spawn_scoped(scope, || self.work(until));
+                started.map_err(not_started)?;
+                self.shared.state().schedule.workers.note_started();
                 Ok(())
             };
-            self.shared.state().workers = Workers::default();
-            let start_keeper = || {
-                let keeper = thread::Builder::new().name("lunbd-keep".to_owned());
-                let started = keeper.spawn_scoped(scope, || self.recover_sessions());
-                started
-                    .map(drop)
-                    .map_err(|error| threads::not_started(&error).at(Stage::Converge))
+            let start_recovery = || {
+                let thread = thread::Builder::new().name("lunbd-recover".to_owned());
+                let started = thread.spawn_scoped(scope, || self.recover_sessions());
+                started.map_err(not_started)?;
+                self.shared.state().schedule.workers.note_recovery_started();
+                Ok(())
             };
-            if driving.until.is_none() {
-                self.shared.state().workers.want_recovery();
-            }
-            let result = self.turn(driving.until, start_worker, start_keeper);
-            drop(end);
+            let result = self.run_loop(until, start_worker, start_recovery);
+            drop(end_threads);
             // No process tries them again.
-            self.tell_failing(Vec::new());
+            self.publish_failures(Vec::new());
             result
         })
     }
 
-    fn turn(
+    fn run_loop(
         &self,
         until: Option<Deadline>,
         start_worker: impl Fn() -> Result<()>,
-        start_keeper: impl Fn() -> Result<()>,
+        start_recovery: impl Fn() -> Result<()>,
     ) -> Result<()> {
-        /// Within this time after a look at everything, all failed steps are tried again.
-        const SPREAD: Duration = Duration::from_secs(30);
-        let mut resync = Deadline::after(self.options.resync);
-        let mut state = self.shared.state();
+        let shared = &self.shared;
         loop {
-            let passed = until.is_some_and(|deadline| deadline.has_passed());
-            if state.stopped || passed {
-                return Ok(());
+            let mut state = shared.state();
+            let task = state.next_task(until);
+            if state.schedule.has_job() {
+                // A step that hangs no longer counts, so there may be room for another.
+                shared.work.notify_all();
             }
-            if resync.has_passed() {
-                if until.is_none() {
-                    state.reset_backoff(SPREAD.min(self.options.resync / 10));
-                }
-                state.refresh.now();
-            }
-            if let Some(scope) = state.refresh.take() {
-                if matches!(scope, Scope::All) {
-                    resync = Deadline::after(self.options.resync);
-                }
-                let ended_steps = state.ended_steps();
-                drop(state);
-                match self.look(&scope, ended_steps) {
-                    Err(error) if until.is_some() => return Err(error),
-                    Err(error) => {
-                        tracing::warn!(%error, "the volumes could not be looked for");
-                        self.shared.state().refresh.later();
+            match task {
+                Task::EndRun => return Ok(()),
+                Task::Refresh(scope, ended_steps) => {
+                    drop(state);
+                    match self.refresh(&scope, ended_steps) {
+                        Err(error) if until.is_some() => return Err(error),
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot read the volumes' status");
+                            shared.state().refresh.request_again();
+                        }
+                        Ok(()) => {}
                     }
-                    Ok(()) => {}
                 }
-                state = self.shared.state();
-                continue;
-            }
-            if state.transports.take() {
-                drop(state);
-                self.look_at_transports();
-                state = self.shared.state();
-                continue;
-            }
-            if state.replan || state.retry_is_due() {
-                let events = state.plan_now();
-                self.shared.tell(state, events);
-                state = self.shared.state();
-                self.shared.work.notify_all();
-                self.shared.changed.notify_all();
-            }
-            if until.is_some() && state.is_idle() {
-                return Ok(());
-            }
-            if state.lacks_a_worker(self.options.threads.get()) {
-                drop(state);
-                self.started(start_worker(), until.is_some())?;
-                state = self.shared.state();
-                continue;
-            }
-            if state.workers.must_start_recovery(Instant::now()) {
-                drop(state);
-                let started = start_keeper();
-                if started.is_ok() {
-                    self.shared.state().workers.mark_recovery_started();
+                Task::RefreshTransports => {
+                    drop(state);
+                    self.refresh_transports();
                 }
-                self.started(started, false)?;
-                state = self.shared.state();
-                continue;
+                Task::SendPlanEvents(events) => {
+                    shared.send(state, events);
+                    shared.work.notify_all();
+                    shared.changed.notify_all();
+                }
+                Task::StartWorker => {
+                    drop(state);
+                    self.retry_start(start_worker(), until.is_some())?;
+                }
+                Task::StartSessionRecovery => {
+                    drop(state);
+                    self.retry_start(start_recovery(), false)?;
+                }
+                Task::PublishFailures(failures) => {
+                    drop(state);
+                    self.publish_failures(failures);
+                }
+                Task::Wait(limit) => {
+                    shared.wake.wait_for(&mut state, limit);
+                    state.note_wakeup();
+                }
             }
-            if state.has_a_step(self.options.threads.get()) {
-                // A step that hangs no longer counts, so there is room for another.
-                self.shared.work.notify_all();
-            }
-            if let Some(failing) = state.take_failing() {
-                drop(state);
-                self.tell_failing(failing);
-                state = self.shared.state();
-                continue;
-            }
-            let limit = until.map_or(resync, |until| resync.at_most(until.remaining()));
-            let wait = wait_limit(&state, limit.remaining());
-            self.shared.wake.wait_for(&mut state, wait);
-            state.counters.wakeups += 1;
         }
     }
 
     /// If a thread could not be started, this has the loop try again in a while. It returns the
     /// error if there is no thread at all and the caller waits.
-    fn started(&self, started: Result<()>, is_waited_for: bool) -> Result<()> {
+    fn retry_start(&self, started: Result<()>, is_caller_waiting: bool) -> Result<()> {
         let Err(error) = started else {
             return Ok(());
         };
         let mut state = self.shared.state();
-        if is_waited_for && state.workers.are_none() {
+        let workers = &mut state.schedule.workers;
+        if is_caller_waiting && workers.are_none() {
             return Err(error);
         }
-        tracing::warn!(%error, "the loop waits for a thread");
-        state.workers.fail_to_start(Instant::now());
+        workers.note_start_failed(Instant::now());
+        drop(state);
+        tracing::warn!(%error, "cannot start a thread, and will try again");
         Ok(())
     }
 
-    fn look_at_transports(&self) {
-        let found = self.engine.scsi_transports();
-        let mut state = self.shared.state();
-        match found {
-            Ok(found) => state.see_transports(found),
+    fn refresh_transports(&self) {
+        match self.engine.scsi_transports() {
+            Ok(found) => self.shared.state().merge_transports(found),
             Err(error) => {
                 tracing::warn!(%error, "cannot read sessions and hosts");
-                state.transports.look_later();
+                self.shared.state().refresh_transports_later();
             }
         }
     }
 
-    fn look(&self, scope: &Scope, ended_steps: u64) -> Result<()> {
+    fn refresh(&self, scope: &Scope, ended_steps: u64) -> Result<()> {
         let began = Instant::now();
         let found = match scope {
             Scope::All => self.engine.survey(&self.journal)?,
@@ -192,47 +151,37 @@ impl Reconciler {
         self.engine.learn_contents(&self.journal, &found);
         let mut state = self.shared.state();
         let events = state.merge(found, scope, ended_steps, self.options.prove);
-        match scope {
-            Scope::All => state.counters.resyncs += 1,
-            Scope::Some(_) => state.counters.looks += 1,
-        }
-        state.refresh.ended(began);
-        self.shared.tell(state, events);
+        state.refresh.note_ended(began);
+        self.shared.send(state, events);
         Ok(())
+    }
+
+    /// Publishes the failing volumes for other readers of the journal.
+    fn publish_failures(&self, failing: Vec<Failing>) {
+        /// Only the loop waits for the write.
+        const LIMIT: Duration = Duration::from_secs(2);
+        let published = self.journal.tell_failing(failing, Deadline::after(LIMIT));
+        if let Err(error) = published {
+            tracing::warn!(%error, "cannot publish the failures");
+        }
     }
 }
 
-/// The time until the first timer, at most `limit`.
-fn wait_limit(state: &State, limit: Duration) -> Duration {
-    let next_start = state.workers.next_recovery_start();
-    let timers = [state.next_timer(), state.next_slow_step(), next_start];
-    let first = timers.into_iter().flatten().min();
-    first.map_or(limit, |at| {
-        limit.min(at.saturating_duration_since(Instant::now()))
-    })
-}
+/// Ends the run when it is dropped, so that another can begin.
+struct EndRun<'a>(&'a Shared);
 
-/// The right to run the reconciler.
-pub(super) struct Driving<'a> {
-    of: &'a Reconciler,
-    until: Option<Deadline>,
-}
-
-impl Drop for Driving<'_> {
+impl Drop for EndRun<'_> {
     fn drop(&mut self) {
-        self.of.shared.state().driver = RunState::Idle;
+        self.0.state().run.end();
     }
 }
 
 /// Ends the workers and the session recovery when it is dropped.
-struct EndOfWork<'a>(&'a Shared);
+struct EndThreads<'a>(&'a Shared);
 
-impl Drop for EndOfWork<'_> {
+impl Drop for EndThreads<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.driver = RunState::Ended;
-        let session_recovery = state.session_recovery.take();
-        drop(state);
+        let session_recovery = self.0.state().run.end_threads();
         if let Some(session_recovery) = session_recovery {
             session_recovery.stop();
         }

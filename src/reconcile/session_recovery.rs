@@ -5,102 +5,103 @@ use std::time::Duration;
 
 use super::event::Event;
 use super::reconciler::Reconciler;
-use super::state::{RunState, State};
+use super::state::State;
 use crate::deadline::Deadline;
 use crate::engine::SessionRecoveryOptions;
 use crate::error::Result;
 use crate::id::Iqn;
-use crate::iscsi::SessionName;
 
 /// The pause after the kernel's notices became unavailable.
-const AGAIN: Duration = Duration::from_secs(30);
+const RETRY_PAUSE: Duration = Duration::from_secs(30);
 /// How long reading a file of secrets may take.
-const TO_READ: Duration = Duration::from_secs(10);
+const SECRETS_LIMIT: Duration = Duration::from_secs(10);
 
 impl Reconciler {
     /// Runs from when a volume with a login is wanted, or at once if an earlier process left
-    /// one in the journal, until the loop ends.
+    /// one in the journal, until the run ends.
     pub(super) fn recover_sessions(&self) {
-        let left = self.journal.records();
-        let is_left = left.iter().any(|record| record.spec.log_in.is_some());
-        while self.wait_for_a_login(is_left) {
-            let Err(error) = self.recover_until_ended() else {
+        let records = self.journal.records();
+        let has_record = records.iter().any(|record| record.spec.log_in.is_some());
+        while self.wait_for_login(has_record) {
+            let Err(error) = self.recover_until_run_ends() else {
                 return;
             };
             tracing::warn!(%error, "lost sessions are not recovered");
-            let goes_on = |state: &mut State| state.driver != RunState::Ended;
+            let goes_on = |state: &mut State| !state.run.must_threads_end();
             let changed = &self.shared.changed;
-            changed.wait_while_for(&mut self.shared.state(), goes_on, AGAIN);
+            changed.wait_while_for(&mut self.shared.state(), goes_on, RETRY_PAUSE);
         }
     }
 
-    /// Returns `false` where the loop ends first.
-    fn wait_for_a_login(&self, is_left: bool) -> bool {
+    /// Waits until a volume with a login is wanted, unless the journal has one. Returns `false`
+    /// where the run ends first.
+    fn wait_for_login(&self, has_record: bool) -> bool {
         let none_yet = |state: &mut State| {
-            let mut wanted = state.desired.iter();
-            let has_one = is_left || wanted.any(|(_, spec)| spec.log_in.is_some());
-            state.driver != RunState::Ended && !has_one
+            let mut wanted = state.desired().iter();
+            let has_one = has_record || wanted.any(|(_, spec)| spec.log_in.is_some());
+            !state.run.must_threads_end() && !has_one
         };
         let mut state = self.shared.state();
         self.shared.changed.wait_while(&mut state, none_yet);
-        state.driver != RunState::Ended
+        !state.run.must_threads_end()
     }
 
-    fn recover_until_ended(&self) -> Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let known = self.journal.credentials_of_sessions();
-        // The wanted volumes take precedence over what the journal recorded.
-        let proof = move |session: &SessionName| {
-            let said = shared.state().desired.credentials_of(session);
-            said.or_else(|| known(session))
-        };
-        let options = SessionRecoveryOptions::new().credentials(move |session| {
-            let (target, portal) = (&session.target, &session.portal);
-            let limit = Deadline::after(TO_READ);
-            let known = proof(session).map(|at| at.read(Some(target), portal, limit));
-            known.transpose()
-        });
-        let (header, data) = self.digests();
-        let mut recovery = self
-            .engine
-            .recover_sessions(options.digests(header, data))?;
+    fn recover_until_run_ends(&self) -> Result<()> {
+        let mut recovery = self.engine.recover_sessions(self.recovery_options())?;
         let mut state = self.shared.state();
-        if state.driver == RunState::Ended {
+        if state.run.must_threads_end() {
             return Ok(());
         }
-        state.session_recovery = Some(recovery.stopper());
+        state.run.stop_session_recovery_by(recovery.stopper());
         drop(state);
         loop {
-            let news = recovery.next(Deadline::after(Duration::MAX))?;
-            let back = news.iter().filter(|kept| kept.outcome.serves());
-            let back: Vec<Option<Iqn>> = back.map(|kept| kept.target.clone()).collect();
-            let events = news.into_iter().map(|kept| Event::Session(Arc::new(kept)));
+            let reports = recovery.next(Deadline::after(Duration::MAX))?;
+            let served = reports.iter().filter(|report| report.outcome.serves());
+            let targets: Vec<Option<Iqn>> = served.map(|report| report.target.clone()).collect();
+            let events = reports.into_iter();
+            let events = events.map(|report| Event::Session(Arc::new(report)));
             let mut state = self.shared.state();
-            let is_over = state.driver == RunState::Ended;
-            if !back.is_empty() {
+            let is_over = state.run.must_threads_end();
+            if !targets.is_empty() {
                 // No uevent announces that the session's devices run again.
-                state.refresh.now();
-                for target in back.iter().flatten() {
-                    state.see_target_back(target);
+                state.refresh.request_all_now();
+                for target in targets.iter().flatten() {
+                    state.retry_target(target);
                 }
             }
-            self.shared.tell(state, events);
+            self.shared.send(state, events);
             if is_over {
                 return Ok(());
             }
-            if !back.is_empty() {
+            if !targets.is_empty() {
                 self.shared.wake.notify_all();
             }
         }
     }
 
+    fn recovery_options(&self) -> SessionRecoveryOptions {
+        let shared = Arc::clone(&self.shared);
+        let recorded = self.journal.credentials_of_sessions();
+        let options = SessionRecoveryOptions::new().credentials(move |session| {
+            // The wanted volumes take precedence over what the journal recorded.
+            let wanted = shared.state().desired().credentials_of(session);
+            let source = wanted.or_else(|| recorded(session));
+            let (target, portal) = (&session.target, &session.portal);
+            let limit = Deadline::after(SECRETS_LIMIT);
+            let secrets = source.map(|source| source.read(Some(target), portal, limit));
+            secrets.transpose()
+        });
+        let (header, data) = self.digests();
+        options.digests(header, data)
+    }
+
     /// The digests that any wanted or recorded volume asks for. The recovery offers them
     /// for a session whose digests are unknown, and the target chooses.
     fn digests(&self) -> (bool, bool) {
-        let left = self.journal.records();
+        let records = self.journal.records();
         let state = self.shared.state();
-        let wanted = state.desired.iter().map(|(_, spec)| spec);
-        let specs = wanted.chain(left.iter().map(|record| &record.spec));
+        let wanted = state.desired().iter().map(|(_, spec)| spec);
+        let specs = wanted.chain(records.iter().map(|record| &record.spec));
         let logins = specs.filter_map(|spec| spec.log_in.as_ref());
         logins.fold((false, false), |(header, data), how| {
             (header || how.header_digest, data || how.data_digest)

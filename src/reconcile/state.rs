@@ -1,105 +1,87 @@
-//! The state of a reconciler: the wanted and the attached volumes, the steps under way,
-//! and the times of retries.
+//! The state of a reconciler: the wanted and the attached volumes, and the steps between
+//! them.
 
-use std::collections::{BTreeMap, HashMap};
+mod changes;
+mod end_step;
+mod merge;
+mod next_task;
+mod path_retry;
+mod plan_steps;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::actual::Actual;
+use super::component_index::ComponentIndex;
 use super::desired::Desired;
+use super::failure::Failure;
 use super::failure_publisher::FailurePublisher;
-use super::plan::{Plan, Step, StepKind, plan, step_for};
-use super::queues::Queues;
+use super::options::Options;
+use super::plan::{Plan, plan};
+use super::progress::{Counters, RunningStep};
 use super::refresh::Refresh;
-use super::tracked::Tracked;
+use super::run::Run;
+use super::schedule::Schedule;
+use super::step::{Step, step_for};
+use super::tracked::{Activity, Tracked};
 use super::transports::Transports;
 use super::workers::Workers;
-use crate::deadline::jittered;
-use crate::engine::{Condition, SessionRecoveryStop, VolumeStatus};
-use crate::error::{Error, Stage};
+use crate::deadline::{Deadline, jittered};
+use crate::engine::{Condition, VolumeStatus};
+use crate::error::{Error, Result, Stage};
 use crate::id::VolumeId;
 
-/// The counters of a reconciler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
-#[non_exhaustive]
-pub struct Counters {
-    /// How often its loop woke, by an event, a step's end, a timer or a call.
-    pub wakeups: u64,
-    /// Looks at all volumes.
-    pub resyncs: u64,
-    /// Looks at only those volumes that an event concerned.
-    pub looks: u64,
-    /// Plans made.
-    pub plans: u64,
-    /// Steps that ended.
-    pub steps: u64,
-    /// Steps that failed.
-    pub failures: u64,
-}
+pub(super) use next_task::Task;
 
-/// A step that is under way.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct AtWork {
-    /// The volume.
-    pub volume: VolumeId,
-    /// The kind of the step.
-    pub kind: StepKind,
-    /// The stage that an attach or a detach has reached.
-    pub stage: Option<Stage>,
-}
-
+/// The volumes as they are wanted and as they are, and the schedule of the steps between.
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) desired: Desired,
-    /// Counts the changes of the wanted volumes.
-    pub(super) generation: u64,
-    pub(super) actual: Actual,
-    pub(super) tracked: BTreeMap<VolumeId, Tracked>,
-    /// The volume of each device path component, such as `2:0:0:1`, `nbd3` or `dm-0`.
-    pub(super) by_component: HashMap<String, VolumeId>,
-    /// The components of each volume.
-    pub(super) parts: BTreeMap<VolumeId, Vec<String>>,
+    options: Options,
+    pub(super) run: Run,
+    pub(super) schedule: Schedule,
     pub(super) refresh: Refresh,
-    pub(super) transports: Transports,
-    pub(super) publisher: FailurePublisher,
-    pub(super) replan: bool,
-    pub(super) queues: Queues,
-    pub(super) workers: Workers,
-    pub(super) retry_at: Option<Instant>,
-    /// Counts the ended steps. A look that began before a step ended says nothing about
-    /// that step's volume.
-    pub(super) ended: u64,
-    pub(super) stopped: bool,
-    pub(super) driver: RunState,
-    /// Counts the runs of the loop.
-    runs: u64,
-    /// Whether this run tries each step only once.
-    pub(super) once: bool,
-    /// Ends the wait of the session recovery.
-    pub(super) session_recovery: Option<SessionRecoveryStop>,
-    pub(super) counters: Counters,
-}
-
-/// The reason to ask a device whose link may be dead.
-pub(super) const MAY_HAVE_DIED: &str = "the death of its link may have been missed";
-
-/// Whether the loop runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum RunState {
-    #[default]
-    Idle,
-    Running,
-    /// The worker threads must end.
-    Ended,
-}
-
-pub(super) fn sooner(one: Option<Instant>, two: Option<Instant>) -> Option<Instant> {
-    one.into_iter().chain(two).min()
+    transports: Transports,
+    desired: Desired,
+    actual: Actual,
+    components: ComponentIndex,
+    tracked: BTreeMap<VolumeId, Tracked>,
+    publisher: FailurePublisher,
+    counters: Counters,
 }
 
 impl State {
-    pub(super) fn want(&mut self, desired: Desired) {
+    /// No volume is wanted yet, and the attached ones are unknown.
+    pub(super) fn new(options: Options) -> Self {
+        let mut state = Self {
+            options,
+            ..Self::default()
+        };
+        state.refresh.request_all_now();
+        state
+    }
+
+    /// Begins a run of the loop. With a deadline it tries each step once, also those that failed
+    /// before; without one it also recovers sessions.
+    ///
+    /// # Errors
+    /// `InUse` if a run is under way.
+    pub(super) fn begin_run(&mut self, until: Option<Deadline>) -> Result<()> {
+        self.run.begin(until.is_some())?;
+        let threads = self.options.threads.get();
+        self.schedule.workers = Workers::new(threads, until.is_none());
+        self.refresh.resync_after(self.options.resync);
+        if until.is_some() {
+            self.reset_backoff(Duration::ZERO);
+            self.refresh.request_all_now();
+        }
+        // A step that failed in an `apply` has no time for its retry yet.
+        self.schedule.require_plan();
+        Ok(())
+    }
+
+    /// Sets the wanted volumes, and drops the failures of those whose options have changed.
+    pub(super) fn set_desired(&mut self, desired: Desired) {
         for (volume, tracked) in &mut self.tracked {
             let (was, is) = (self.desired.wanted(volume), desired.wanted(volume));
             let is_respelt = was.zip(is).is_some_and(|(was, is)| !was.is_spelt_as(is));
@@ -111,20 +93,19 @@ impl State {
             }
         }
         self.desired = desired;
-        self.generation += 1;
-        self.replan = true;
+        self.drop_queued_steps();
     }
 
-    /// Starts a run of the loop.
-    pub(super) fn begin(&mut self, once: bool) {
-        (self.driver, self.once) = (RunState::Running, once);
-        self.runs += 1;
-        // A step that failed in an `apply` has no time for its retry yet.
-        self.replan = true;
+    pub(super) fn desired(&self) -> &Desired {
+        &self.desired
     }
 
-    pub(super) fn runs(&self) -> u64 {
-        self.runs
+    pub(super) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    pub(super) fn note_wakeup(&mut self) {
+        self.counters.wakeups += 1;
     }
 
     /// Schedules all retries within this time, spread out.
@@ -138,68 +119,49 @@ impl State {
                 path_retry.at = path_retry.at.min(at);
             }
             if let Some(failure) = &mut tracked.failure {
-                failure.next = Some(failure.next.map_or(at, |next| next.min(at)));
+                failure.retry_by(at);
                 self.publisher.change();
             }
         }
-        self.replan = true;
+        self.schedule.require_plan();
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.queues.is_empty()
-            && self.workers.are_idle()
-            && !self.replan
-            && !self.refresh.is_wanted()
-    }
-
-    pub(super) fn ended_steps(&self) -> u64 {
-        self.ended
+        self.schedule.is_idle() && !self.refresh.is_wanted()
     }
 
     /// When the loop must wake without an event.
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        let timers = sooner(self.refresh.due(), self.retry_at);
-        let timers = sooner(timers, self.transports.due());
-        sooner(timers, self.publisher.due())
-    }
-
-    /// When another thread may be needed.
-    pub(super) fn next_slow_step(&self) -> Option<Instant> {
-        let waits = !self.queues.is_empty();
-        waits.then(|| self.workers.next_slow(Instant::now()))
-    }
-
-    /// Whether a waiting step may begin.
-    pub(super) fn has_a_step(&self, threads: usize) -> bool {
-        let room = || self.workers.room(threads, Instant::now());
-        !self.queues.is_empty() && self.queues.has_one(&room())
-    }
-
-    pub(super) fn lacks_a_worker(&self, threads: usize) -> bool {
-        let waiting = self.queues.waiting().count();
-        let lacks = self.workers.lack_one(threads, waiting, Instant::now());
-        lacks && self.has_a_step(threads)
-    }
-
-    pub(super) fn retry_is_due(&self) -> bool {
-        self.retry_at.is_some_and(|at| at <= Instant::now())
+        let timers = [
+            self.refresh.due(),
+            self.schedule.next_plan(),
+            self.transports.due(),
+            self.publisher.due(),
+        ];
+        timers.into_iter().flatten().min()
     }
 
     pub(super) fn is_busy(&self, volume: &VolumeId) -> bool {
-        self.tracked.get(volume).is_some_and(|tracked| tracked.busy)
+        self.tracked.get(volume).is_some_and(Tracked::is_busy)
     }
 
-    pub(super) fn error(&self, volume: &VolumeId) -> Option<Arc<Error>> {
-        let failure = self.tracked.get(volume)?.failure.as_ref()?;
-        Some(Arc::clone(&failure.error))
+    /// The volumes with a step that waits or runs.
+    pub(super) fn busy(&self) -> impl Iterator<Item = &VolumeId> {
+        let busy = self.tracked.iter().filter(|(_, tracked)| tracked.is_busy());
+        busy.map(|(volume, _)| volume)
     }
 
+    /// The last error of each volume whose last step failed.
     pub(super) fn errors(&self) -> Vec<(VolumeId, Arc<Error>)> {
-        let failed = self.tracked.iter().filter_map(|(volume, tracked)| {
-            let failure = tracked.failure.as_ref()?;
-            Some((volume.clone(), Arc::clone(&failure.error)))
-        });
-        failed.collect()
+        let failures = self.failures();
+        let errors =
+            failures.map(|(volume, failure)| (volume.clone(), Arc::clone(failure.error())));
+        errors.collect()
+    }
+
+    fn failures(&self) -> impl Iterator<Item = (&VolumeId, &Failure)> {
+        let tracked = self.tracked.iter();
+        tracked.filter_map(|(volume, tracked)| Some((volume, tracked.failure.as_ref()?)))
     }
 
     /// The remaining steps, by the known state.
@@ -213,35 +175,60 @@ impl State {
     }
 
     /// Records the stage that a worker's call has reached.
-    pub(super) fn record_stage(&mut self, volume: &VolumeId, stage: Stage) {
-        if let Some(tracked) = self.tracked.get_mut(volume) {
-            tracked.stage = Some(stage);
+    pub(super) fn record_stage(&mut self, volume: &VolumeId, reached: Stage) {
+        let tracked = self.tracked.get_mut(volume);
+        if let Some(Activity::Running(_, stage)) = tracked.map(|tracked| &mut tracked.activity) {
+            *stage = Some(reached);
         }
     }
 
-    pub(super) fn at_work(&self) -> Vec<AtWork> {
-        let at_work = self.tracked.iter().filter_map(|(volume, tracked)| {
-            Some(AtWork {
-                volume: volume.clone(),
-                kind: tracked.doing?,
-                stage: tracked.stage,
+    pub(super) fn running_steps(&self) -> Vec<RunningStep> {
+        let running_steps = self.tracked.iter().filter_map(|(volume, tracked)| {
+            let Activity::Running(kind, stage) = tracked.activity else {
+                return None;
+            };
+            let volume = volume.clone();
+            Some(RunningStep {
+                volume,
+                kind,
+                stage,
             })
         });
-        at_work.collect()
-    }
-
-    pub(super) fn busy(&self) -> impl Iterator<Item = &VolumeId> {
-        let busy = self.tracked.iter().filter(|(_, tracked)| tracked.busy);
-        busy.map(|(volume, _)| volume)
+        running_steps.collect()
     }
 
     /// The status of a volume that is attached as wanted.
     pub(super) fn attached(&self, volume: &VolumeId) -> Option<&VolumeStatus> {
-        let (wanted, there) = (self.desired.wanted(volume)?, self.actual.get(volume)?);
-        let stands = there.condition == Condition::Complete
-            && there.under_way.is_none()
-            && there.verify_reason.is_none();
-        let suits = there.spec == wanted.spec && wanted.is_large_enough(there.size);
-        (stands && suits).then_some(there)
+        let (wanted, status) = (self.desired.wanted(volume)?, self.actual.get(volume)?);
+        let is_verified = status.condition == Condition::Complete
+            && status.under_way.is_none()
+            && status.verify_reason.is_none();
+        let is_as_wanted = status.spec == wanted.spec && wanted.is_large_enough(status.size);
+        (is_verified && is_as_wanted).then_some(status)
+    }
+
+    fn set_status(&mut self, status: VolumeStatus) {
+        self.components.update(&status);
+        self.actual.volumes.insert(status.volume.clone(), status);
+    }
+
+    /// Records that nothing of the volume is attached.
+    fn remove_status(&mut self, volume: &VolumeId) {
+        self.actual.volumes.remove(volume);
+        self.components.remove(volume);
+        if let Some(tracked) = self.tracked.get_mut(volume) {
+            (tracked.died, tracked.reconnect_handle, tracked.lost) = (None, None, false);
+            (tracked.path_retry, tracked.differs) = (None, None);
+        }
+        let is_wanted = self.desired.get(volume).is_some();
+        if !is_wanted && !self.is_busy(volume) {
+            let gone = self.tracked.remove(volume);
+            if gone.is_some_and(|gone| gone.failure.is_some()) {
+                self.publisher.change();
+            }
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,25 +1,20 @@
 //! The data that a reconciler keeps about one volume.
 
-use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use super::plan::StepKind;
-use crate::deadline::Backoff;
+use super::failure::Failure;
+use super::step::StepKind;
+use crate::deadline::{Backoff, jittered};
 use crate::engine::{Condition, ReconnectHandle};
-use crate::error::{Error, Stage};
+use crate::error::Stage;
 
 #[derive(Debug, Default)]
 pub(super) struct Tracked {
-    pub(super) busy: bool,
-    /// The step that a worker does with it now.
-    pub(super) doing: Option<StepKind>,
-    /// The stage that this step has reached.
-    pub(super) stage: Option<Stage>,
+    pub(super) activity: Activity,
     pub(super) failure: Option<Failure>,
     /// When the kernel reported the death of its link.
     pub(super) died: Option<Instant>,
     pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
-    /// When to ask again for its missing paths.
     pub(super) path_retry: Option<PathRetry>,
     /// A device of it went away during a step, or changed while a step only asked it.
     pub(super) dirty: bool,
@@ -31,28 +26,57 @@ pub(super) struct Tracked {
     /// The reason for which its step was refused.
     pub(super) refused: Option<String>,
     /// The end of the server's certificate that an event has reported.
-    pub(super) told_certificate_end: Option<SystemTime>,
+    pub(super) reported_certificate_end: Option<SystemTime>,
     /// The count of all ended steps when its own last step ended.
     pub(super) ended: u64,
 }
 
-#[derive(Debug)]
-pub(super) struct PathRetry {
-    pub(super) pauses: Backoff,
-    pub(super) at: Instant,
+/// What the reconciler does with a volume.
+#[derive(Debug, Default)]
+pub(super) enum Activity {
+    #[default]
+    Idle,
+    /// Its step waits for a worker.
+    Queued,
+    /// A worker does a step, which has reached this stage.
+    Running(StepKind, Option<Stage>),
 }
 
+impl Tracked {
+    /// Whether a step of it waits or runs.
+    pub(super) fn is_busy(&self) -> bool {
+        !matches!(self.activity, Activity::Idle)
+    }
+
+    /// The kind of the step that a worker does.
+    pub(super) fn running(&self) -> Option<StepKind> {
+        match self.activity {
+            Activity::Running(kind, _) => Some(kind),
+            Activity::Idle | Activity::Queued => None,
+        }
+    }
+
+    /// Records that it does not serve I/O. Returns whether that was not reported yet.
+    pub(super) fn mark_lost(&mut self) -> bool {
+        !std::mem::replace(&mut self.lost, true)
+    }
+}
+
+/// When to attach the volume again, for its missing paths.
 #[derive(Debug)]
-pub(super) struct Failure {
-    /// The failed step.
-    pub(super) step: StepKind,
-    pub(super) error: Arc<Error>,
-    pub(super) tries: u32,
-    /// The run of the loop in which it failed.
-    pub(super) run: u64,
-    pub(super) pauses: Backoff,
-    /// The time of the next attempt; `None` where something must change first.
-    pub(super) next: Option<Instant>,
-    /// The obstacle may be gone.
-    pub(super) is_unblocked: bool,
+pub(super) struct PathRetry {
+    pub(super) at: Instant,
+    pauses: Backoff,
+}
+
+impl PathRetry {
+    pub(super) fn after(mut pauses: Backoff) -> Self {
+        let at = Instant::now() + jittered(pauses.pause());
+        Self { at, pauses }
+    }
+
+    /// The next one, after a longer pause.
+    pub(super) fn next(self) -> Self {
+        Self::after(self.pauses)
+    }
 }

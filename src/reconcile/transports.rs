@@ -3,66 +3,60 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::engine::ScsiTransport;
+use crate::engine::{ScsiTransport, ScsiTransports};
 
 /// The pause after the first event, for the events that follow it.
 const MOMENT: Duration = Duration::from_millis(30);
-/// The pause before the next look while a session is logging in: no event announces that
+/// The pause before the next refresh while a session is logging in: no event announces that
 /// another process's login ends. It doubles each time.
-const NEXT_LOOK: Duration = Duration::from_millis(500);
-/// How many such looks follow an event, which takes half a minute.
-const LOOKS: u32 = 6;
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// How many such refreshes follow an event, which takes half a minute.
+const MOST_REFRESHES: u32 = 6;
 
-/// The transports at the last look, and when the next look is.
+/// The transports at the last refresh, and when the next refresh is.
 #[derive(Debug, Default)]
 pub(super) struct Transports {
-    pub(super) known: BTreeSet<ScsiTransport>,
+    known: BTreeSet<ScsiTransport>,
     next: Option<Instant>,
-    /// The looks since the last event.
-    looks: u32,
+    /// The refreshes since the last event that were followed by another.
+    refreshes: u32,
 }
 
 impl Transports {
-    /// Schedules a look after a transport came, went or changed.
+    /// Schedules a refresh after a transport came, went or changed.
     pub(super) fn change(&mut self) {
         let soon = Instant::now() + MOMENT;
         self.next = Some(self.next.map_or(soon, |next| next.min(soon)));
-        self.looks = 0;
+        self.refreshes = 0;
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
         self.next
     }
 
-    /// Whether a look is due; resets the schedule if it is.
-    pub(super) fn take(&mut self) -> bool {
-        let is_due = self.next.is_some_and(|next| next <= Instant::now());
-        if is_due {
-            self.next = None;
-        }
-        is_due
+    /// Whether a refresh is due; resets the schedule if it is.
+    pub(super) fn take_due(&mut self) -> bool {
+        self.next.take_if(|next| *next <= Instant::now()).is_some()
     }
 
-    /// Schedules another look after a look that failed.
-    pub(super) fn look_later(&mut self) {
-        let later = Instant::now() + NEXT_LOOK * (1 << self.looks);
+    /// Schedules another refresh after one that failed, or that is not the last.
+    pub(super) fn refresh_later(&mut self) {
+        let later = Instant::now() + FIRST_PAUSE * (1 << self.refreshes);
         self.next.get_or_insert(later);
-        self.looks = LOOKS.min(self.looks + 1);
+        self.refreshes = MOST_REFRESHES.min(self.refreshes + 1);
     }
 
-    /// Records the transports of a look and returns the new ones.
-    pub(super) fn look(
-        &mut self,
-        up: BTreeSet<ScsiTransport>,
-        is_changing: bool,
-    ) -> Vec<ScsiTransport> {
-        if is_changing && self.looks < LOOKS {
-            let again = Instant::now() + NEXT_LOOK * (1 << self.looks);
-            self.next.get_or_insert(again);
-            self.looks += 1;
+    pub(super) fn known(&self) -> &BTreeSet<ScsiTransport> {
+        &self.known
+    }
+
+    /// Takes the transports of a refresh and returns the new ones.
+    pub(super) fn merge(&mut self, found: ScsiTransports) -> Vec<ScsiTransport> {
+        if found.is_changing && self.refreshes < MOST_REFRESHES {
+            self.refresh_later();
         }
-        let new = up.difference(&self.known).cloned().collect();
-        self.known = up;
+        let new = found.up.difference(&self.known).cloned().collect();
+        self.known = found.up;
         new
     }
 }
@@ -72,27 +66,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_not_be_looked_at_is_looked_at_again() {
+    fn a_refresh_that_failed_is_repeated() {
         let mut transports = Transports::default();
-        for _ in 0..2 * LOOKS {
-            transports.look_later();
+        for _ in 0..2 * MOST_REFRESHES {
+            transports.refresh_later();
             let due = transports.next.take().unwrap();
             assert!(due <= Instant::now() + Duration::from_secs(60));
         }
     }
 
     #[test]
-    fn what_the_end_of_a_login_makes_stand_is_looked_for_though_no_event_tells_of_it() {
+    fn the_end_of_a_login_is_noticed_without_an_event() {
+        let logging_in = || ScsiTransports {
+            up: BTreeSet::new(),
+            is_changing: true,
+        };
         let mut transports = Transports::default();
         transports.change();
         assert!(transports.due().is_some());
         transports.next = None;
-        for _ in 0..LOOKS {
-            assert!(transports.look(BTreeSet::new(), true).is_empty());
+        for _ in 0..MOST_REFRESHES {
+            assert!(transports.merge(logging_in()).is_empty());
             assert!(transports.due().is_some());
             transports.next = None;
         }
-        transports.look(BTreeSet::new(), true);
+        transports.merge(logging_in());
         assert!(transports.due().is_none(), "for ever");
     }
 }

@@ -3,114 +3,133 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::job::{Place, Priority};
+use super::job::{Endpoint, Priority};
 use crate::id::VolumeId;
 
-/// After this time a step's thread no longer counts as given, and another is started where
-/// a step waits.
-const SLOW: Duration = Duration::from_secs(5);
+/// After this time a step is slow: it no longer counts, and another thread is started where a
+/// step waits.
+const SLOW_AFTER: Duration = Duration::from_secs(5);
 /// The same for a step that failed before, since it may hang again.
-const SLOW_AGAIN: Duration = Duration::from_secs(1);
+const RETRY_SLOW_AFTER: Duration = Duration::from_secs(1);
 /// The most threads that are started in place of slow ones.
-const MOST_BESIDE: usize = 64;
-/// Threads beside the given ones: one for detaches, and one for steps whose obstacle may be
-/// gone. No attach takes them.
+const MOST_EXTRA: usize = 64;
+/// Threads in addition to those of the options: one for detaches, and one for steps whose
+/// obstacle may be gone. No attach takes them.
 const RESERVED: usize = 2;
 
 /// The threads, and their steps.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
+    /// The number of threads of the options.
+    threads: usize,
     started: usize,
-    at: BTreeMap<VolumeId, At>,
+    running: BTreeMap<VolumeId, Running>,
     /// Until when no thread is started, after a start that failed.
     none_before: Option<Instant>,
     /// The thread of the session recovery is wanted and not started.
     lacks_recovery: bool,
 }
 
+/// A step that a thread does.
 #[derive(Debug)]
-struct At {
+struct Running {
     began: Instant,
     priority: Priority,
-    place: Option<Place>,
+    endpoint: Option<Endpoint>,
 }
 
-impl At {
+impl Running {
     fn slow_from(&self) -> Instant {
-        let is_first = matches!(self.priority, Priority::Detach | Priority::Fresh);
-        self.began + if is_first { SLOW } else { SLOW_AGAIN }
+        let is_first = matches!(self.priority, Priority::Detach | Priority::FirstTry);
+        self.began
+            + if is_first {
+                SLOW_AFTER
+            } else {
+                RETRY_SLOW_AFTER
+            }
     }
 
-    /// The place whose limit it counts for.
+    /// The endpoint for whose limit it counts.
     fn counts_at(&self, now: Instant) -> Option<&str> {
-        let place = self.place.as_ref()?;
-        let counts = place.may_hang || self.began + SLOW_AGAIN <= now;
-        counts.then_some(&*place.name)
+        let endpoint = self.endpoint.as_ref()?;
+        let counts = endpoint.may_hang || self.began + RETRY_SLOW_AFTER <= now;
+        counts.then_some(&*endpoint.name)
     }
 }
 
-/// The room for further steps beside those under way.
+/// How many further steps may begin beside those that run.
 #[derive(Debug)]
-pub(super) struct Room {
-    given: usize,
-    /// The number of steps under way, including slow ones.
-    under_way: usize,
-    /// The steps under way that are not slow.
+pub(super) struct Capacity {
+    threads: usize,
+    /// The number of running steps, including slow ones.
+    running: usize,
+    /// The running steps that are not slow.
     quick: BTreeMap<Priority, usize>,
     /// The steps at each server, target or host that count for its limit. Unblocked steps
     /// (`true`) count apart from the others: what hung before may be over.
-    places: BTreeMap<bool, BTreeMap<String, usize>>,
+    endpoints: BTreeMap<bool, BTreeMap<String, usize>>,
 }
 
-impl Room {
+impl Capacity {
     /// Whether a thread is free for a step of this priority. Steps that failed before take at
-    /// most half of the threads. A step waits while the steps at its place take half of the
-    /// threads, or a quarter if the step is not a first try. The pool keeps its last thread
+    /// most half of the threads. A step waits while the steps at its endpoint take half of
+    /// the threads, or a quarter if the step is not a first try. The pool keeps its last thread
     /// for first detaches, and the one before it for all detaches and for unblocked steps.
-    pub(super) fn is_for(&self, priority: Priority, place: Option<&Place>) -> bool {
-        let (all, half) = (self.given, (self.given / 2).max(1));
+    pub(super) fn admits(&self, priority: Priority, endpoint: Option<&Endpoint>) -> bool {
+        let (all, half) = (self.threads, (self.threads / 2).max(1));
         let quick = |priorities: &[Priority]| -> usize {
             let counts = priorities
                 .iter()
                 .filter_map(|priority| self.quick.get(priority));
             counts.sum()
         };
-        let coming = quick(&[Priority::Unblocked, Priority::Fresh, Priority::Again]);
-        let at_place = place.and_then(|place| {
-            let places = self.places.get(&(priority == Priority::Unblocked))?;
-            places.get(&place.name).copied()
+        let attaches = quick(&[Priority::Unblocked, Priority::FirstTry, Priority::Retry]);
+        let at_endpoint = endpoint.and_then(|endpoint| {
+            let endpoints = self.endpoints.get(&(priority == Priority::Unblocked))?;
+            endpoints.get(&endpoint.name).copied()
         });
-        let most_at_place = if priority == Priority::Fresh {
+        let most_at_endpoint = if priority == Priority::FirstTry {
             half
         } else {
             (half / 2).max(1)
         };
-        let attaches = all + MOST_BESIDE;
+        let most_threads = all + MOST_EXTRA;
         let has_thread = match priority {
             Priority::Detach => true,
-            Priority::DetachAgain | Priority::Unblocked => self.under_way < attaches + RESERVED - 1,
-            Priority::Fresh | Priority::Again => self.under_way < attaches,
+            Priority::DetachRetry | Priority::Unblocked => {
+                self.running < most_threads + RESERVED - 1
+            }
+            Priority::FirstTry | Priority::Retry => self.running < most_threads,
         };
         let is_full = match priority {
             Priority::Detach => quick(&[Priority::Detach]) >= all,
-            Priority::DetachAgain => quick(&[Priority::DetachAgain]) >= half,
-            Priority::Unblocked => coming > all,
-            Priority::Fresh => coming >= all,
-            Priority::Again => coming >= all || quick(&[Priority::Again]) >= half,
+            Priority::DetachRetry => quick(&[Priority::DetachRetry]) >= half,
+            Priority::Unblocked => attaches > all,
+            Priority::FirstTry => attaches >= all,
+            Priority::Retry => attaches >= all || quick(&[Priority::Retry]) >= half,
         };
-        has_thread && !is_full && at_place.unwrap_or_default() < most_at_place
+        has_thread && !is_full && at_endpoint.unwrap_or_default() < most_at_endpoint
     }
 }
 
 impl Workers {
-    pub(super) fn start_one(&mut self) {
+    /// No thread is started yet, also none of the session recovery where that is wanted.
+    pub(super) fn new(threads: usize, lacks_recovery: bool) -> Self {
+        Self {
+            threads,
+            lacks_recovery,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn note_started(&mut self) {
         self.started += 1;
     }
 
-    /// Records that no thread could be started. The loop checks again within [`SLOW_AGAIN`]
+    /// Records that no thread could be started. The loop checks again within [`RETRY_SLOW_AFTER`]
     /// while a step waits.
-    pub(super) fn fail_to_start(&mut self, now: Instant) {
-        self.none_before = Some(now + SLOW_AGAIN);
+    pub(super) fn note_start_failed(&mut self, now: Instant) {
+        self.none_before = Some(now + RETRY_SLOW_AFTER);
     }
 
     /// Whether no worker thread could be started so far.
@@ -118,11 +137,7 @@ impl Workers {
         self.started == 0
     }
 
-    pub(super) fn want_recovery(&mut self) {
-        self.lacks_recovery = true;
-    }
-
-    pub(super) fn mark_recovery_started(&mut self) {
+    pub(super) fn note_recovery_started(&mut self) {
         self.lacks_recovery = false;
     }
 
@@ -140,197 +155,82 @@ impl Workers {
     }
 
     pub(super) fn are_idle(&self) -> bool {
-        self.at.is_empty()
+        self.running.is_empty()
     }
 
+    /// Records the step that a thread has taken.
     pub(super) fn begin(
         &mut self,
         volume: VolumeId,
         priority: Priority,
-        place: Option<Place>,
+        endpoint: Option<Endpoint>,
         began: Instant,
     ) {
-        let at = At {
+        let step = Running {
             began,
             priority,
-            place,
+            endpoint,
         };
-        self.at.insert(volume, at);
+        self.running.insert(volume, step);
     }
 
     pub(super) fn end(&mut self, volume: &VolumeId) {
-        self.at.remove(volume);
+        self.running.remove(volume);
     }
 
-    pub(super) fn room(&self, given: usize, now: Instant) -> Room {
-        let mut room = Room {
-            given,
-            under_way: self.at.len(),
+    pub(super) fn capacity(&self, now: Instant) -> Capacity {
+        let mut capacity = Capacity {
+            threads: self.threads,
+            running: self.running.len(),
             quick: BTreeMap::new(),
-            places: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
         };
-        for at in self.at.values() {
-            if at.slow_from() > now {
-                *room.quick.entry(at.priority).or_default() += 1;
+        for step in self.running.values() {
+            if step.slow_from() > now {
+                *capacity.quick.entry(step.priority).or_default() += 1;
             }
-            if let Some(place) = at.counts_at(now) {
-                let is_unblocked = at.priority == Priority::Unblocked;
-                let places = room.places.entry(is_unblocked).or_default();
-                *places.entry(place.to_owned()).or_default() += 1;
+            if let Some(endpoint) = step.counts_at(now) {
+                let is_unblocked = step.priority == Priority::Unblocked;
+                let endpoints = capacity.endpoints.entry(is_unblocked).or_default();
+                *endpoints.entry(endpoint.to_owned()).or_default() += 1;
             }
         }
-        room
+        capacity
     }
 
-    /// Whether to start another thread for one of the `waiting` steps: up to `given` and
-    /// the extra ones, and no more than there are steps.
-    pub(super) fn lack_one(&self, given: usize, waiting: usize, now: Instant) -> bool {
+    /// Whether to start another thread for one of the `waiting` steps: up to the number
+    /// of the options and the extra ones, and no more than there are steps.
+    pub(super) fn needs_thread(&self, waiting: usize, now: Instant) -> bool {
         if self.must_wait(now) {
             return false;
         }
-        let are_busy = self.started <= self.at.len();
-        let given = given + RESERVED;
-        let have_a_step = self.at.len() + waiting;
-        self.started < given.min(have_a_step) || are_busy && self.started < given + self.slow(now)
+        let are_busy = self.started <= self.running.len();
+        let most = self.threads + RESERVED;
+        let steps = self.running.len() + waiting;
+        self.started < most.min(steps) || are_busy && self.started < most + self.slow(now)
     }
 
-    /// Whether an idle thread must end, since fewer steps are slow now.
-    pub(super) fn let_one_go(&mut self, given: usize, now: Instant) -> bool {
-        let too_many = self.started > given + RESERVED + self.slow(now);
+    /// Whether an idle thread must end, since fewer steps are slow now. It no longer counts.
+    pub(super) fn release_thread(&mut self, now: Instant) -> bool {
+        let too_many = self.started > self.threads + RESERVED + self.slow(now);
         self.started -= usize::from(too_many);
         too_many
     }
 
     /// When the next step may become slow, even one that begins only now.
     pub(super) fn next_slow(&self, now: Instant) -> Instant {
-        let slow = self.at.values().map(At::slow_from);
+        let slow = self.running.values().map(Running::slow_from);
         let next = slow.filter(|at| *at > now).min();
-        next.map_or(now + SLOW_AGAIN, |next| next.min(now + SLOW_AGAIN))
+        next.map_or(now + RETRY_SLOW_AFTER, |next| {
+            next.min(now + RETRY_SLOW_AFTER)
+        })
     }
 
     fn slow(&self, now: Instant) -> usize {
-        let slow = self.at.values().filter(|at| at.slow_from() <= now);
-        slow.count().min(MOST_BESIDE)
+        let slow = self.running.values().filter(|at| at.slow_from() <= now);
+        slow.count().min(MOST_EXTRA)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id(number: u32) -> VolumeId {
-        format!("pvc-{number}").parse().unwrap()
-    }
-
-    #[test]
-    fn a_thread_that_cannot_be_had_is_tried_for_again_after_a_while() {
-        let (mut workers, now) = (Workers::default(), Instant::now());
-        assert!(workers.lack_one(2, 1, now));
-        workers.fail_to_start(now);
-        assert!(!workers.lack_one(2, 1, now), "the loop spins");
-        assert!(workers.lack_one(2, 1, workers.next_slow(now)));
-    }
-
-    #[test]
-    fn no_more_threads_are_started_than_there_are_steps() {
-        let (mut workers, now) = (Workers::default(), Instant::now());
-        for _ in 0..2 {
-            assert!(workers.lack_one(8, 2, now));
-            workers.start_one();
-        }
-        assert!(!workers.lack_one(8, 2, now), "both have a thread");
-        workers.begin(id(0), Priority::Fresh, None, now);
-        assert!(!workers.lack_one(8, 1, now), "the other will be taken");
-        workers.begin(id(1), Priority::Fresh, None, now);
-        assert!(workers.lack_one(8, 1, now));
-    }
-
-    #[test]
-    fn the_thread_that_keeps_sessions_is_tried_for_again_until_it_is_had() {
-        let (mut workers, now) = (Workers::default(), Instant::now());
-        assert!(!workers.must_start_recovery(now), "an apply keeps none");
-        workers.want_recovery();
-        assert!(workers.must_start_recovery(now));
-        workers.fail_to_start(now);
-        assert!(!workers.must_start_recovery(now), "the loop spins");
-        let again = workers
-            .next_recovery_start()
-            .expect("the loop sleeps for ever");
-        assert!(workers.must_start_recovery(again));
-        workers.mark_recovery_started();
-        assert!(!workers.must_start_recovery(again) && workers.next_recovery_start().is_none());
-    }
-
-    #[test]
-    fn a_detach_has_a_thread_where_attaches_hang_in_all_that_they_may_have() {
-        let mut workers = Workers::default();
-        let begin = Instant::now();
-        let later = begin + SLOW;
-        let (given, mut number) = (8, 0);
-        let mut begin_those_of = |priority: Priority| {
-            while workers.room(given, later).is_for(priority, None) {
-                assert!(number < 1000, "without a limit");
-                workers.begin(id(number), priority, None, begin);
-                number += 1;
-            }
-            number
-        };
-        let attaches = begin_those_of(Priority::Fresh);
-        assert_eq!(begin_those_of(Priority::Again), attaches);
-        let unblocked = begin_those_of(Priority::Unblocked);
-        assert_eq!(unblocked, attaches + 1);
-        let room = workers.room(given, later);
-        assert!(room.is_for(Priority::Detach, None));
-        // A thread can be started for it.
-        for _ in 0..unblocked {
-            workers.start_one();
-        }
-        assert!(workers.lack_one(given, 1, later));
-    }
-
-    #[test]
-    fn first_attaches_that_hang_at_one_place_leave_threads_for_another_place() {
-        let place = |name: &str| Place {
-            name: name.to_owned(),
-            may_hang: false,
-        };
-        let (silent, answers) = (place("silent"), place("answers"));
-        let (mut workers, begin) = (Workers::default(), Instant::now());
-        for number in 0..8 {
-            assert!(
-                workers
-                    .room(8, begin)
-                    .is_for(Priority::Fresh, Some(&silent))
-            );
-            workers.begin(id(number), Priority::Fresh, Some(silent.clone()), begin);
-        }
-        let room = workers.room(8, begin + SLOW);
-        assert!(!room.is_for(Priority::Fresh, Some(&silent)));
-        assert!(room.is_for(Priority::Fresh, Some(&answers)));
-    }
-
-    #[test]
-    fn another_thread_is_had_for_each_that_hangs_and_goes_when_that_is_over() {
-        let mut workers = Workers::default();
-        let begin = Instant::now();
-        let given = 2 + u32::try_from(RESERVED).unwrap();
-        assert!(workers.lack_one(2, 1, begin));
-        for number in 0..given {
-            workers.start_one();
-            workers.begin(id(number), Priority::Fresh, None, begin);
-        }
-        assert!(!workers.lack_one(2, 1, begin));
-        let later = begin + SLOW;
-        for number in given..2 * given {
-            assert!(workers.lack_one(2, 1, later));
-            workers.start_one();
-            assert!(!workers.lack_one(2, 1, later), "one has nothing to do");
-            workers.begin(id(number), Priority::Fresh, None, later);
-        }
-        assert!(!workers.lack_one(2, 1, later));
-        assert!(!workers.let_one_go(2, later));
-        workers.end(&id(0));
-        assert!(workers.let_one_go(2, later));
-        assert!(!workers.let_one_go(2, later));
-    }
-}
+mod tests;

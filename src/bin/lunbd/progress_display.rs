@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lunbd::id::VolumeId;
-use lunbd::reconcile::{AtWork, Event, Events, Reconciler, SequencedEvent};
+use lunbd::reconcile::{Event, Events, Reconciler, RunningStep, SequencedEvent};
 use lunbd::{Deadline, Result};
 
 use crate::envelope::{self, Type};
@@ -104,25 +104,25 @@ fn draw(reconciler: &Weak<Reconciler>, end: &mpsc::Receiver<()>) {
         };
         let steps = reconciler.plan().steps;
         let left = steps.iter().filter(|step| step.kind.acts()).count();
-        let at_work = reconciler.at_work();
+        let running = reconciler.running_steps();
         drop(reconciler);
         most = most.max(left);
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         total.set_length(count(most));
         total.set_position(count(most.saturating_sub(left)));
         lines.retain(|volume, line| {
-            let stays = at_work.iter().any(|step| step.volume == *volume);
+            let stays = running.iter().any(|step| step.volume == *volume);
             if !stays {
                 line.finish_and_clear();
             }
             stays
         });
-        for AtWork {
+        for RunningStep {
             volume,
             kind,
             stage,
             ..
-        } in at_work
+        } in running
         {
             if lines.len() >= MOST && !lines.contains_key(&volume) {
                 continue;

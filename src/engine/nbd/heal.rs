@@ -189,7 +189,7 @@ impl Engine {
         /// Longer than a working device and a working server take to answer.
         const TURN: Duration = Duration::from_secs(2);
         let mut reconnects: Vec<&mut NbdReconnect> = reconnects.collect();
-        reconnects.sort_by_key(|reconnect| reconnect.last_turn());
+        reconnects.sort_by_key(|reconnect| reconnect.last_attempt());
         let turn = if reconnects.len() > pool::MAX_THREADS {
             TURN
         } else {

@@ -51,7 +51,7 @@ pub(in crate::engine) struct NbdReconnect {
     dials: u32,
     /// No attempt is made before this time.
     next_try: Option<Instant>,
-    last_turn: Option<Instant>,
+    last_attempt: Option<Instant>,
 }
 
 impl NbdReconnect {
@@ -78,7 +78,7 @@ impl NbdReconnect {
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
             dials: 0,
             next_try: None,
-            last_turn: None,
+            last_attempt: None,
         }
     }
 
@@ -120,8 +120,8 @@ impl NbdReconnect {
     }
 
     /// When the last attempt began.
-    pub(in crate::engine) fn last_turn(&self) -> Option<Instant> {
-        self.last_turn
+    pub(in crate::engine) fn last_attempt(&self) -> Option<Instant> {
+        self.last_attempt
     }
 
     /// Notes that a link of it has died.
@@ -139,11 +139,11 @@ impl NbdReconnect {
         engine: &Engine,
         deadline: Deadline,
     ) -> HealReport {
-        self.last_turn = Some(Instant::now());
+        self.last_attempt = Some(Instant::now());
         let outcome = self
             .try_reconnect(engine, deadline)
             .unwrap_or_else(HealOutcome::Failed);
-        tracing::info!(?outcome, "treated");
+        tracing::info!(?outcome, "ended an attempt to heal the device");
         if outcome.serves() {
             self.died = None;
             self.spent = false;
@@ -177,12 +177,12 @@ impl NbdReconnect {
 
     fn try_reconnect(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
         /// Longer than a working server takes for one block.
-        const PATIENCE: Duration = Duration::from_secs(1);
+        const READ_LIMIT: Duration = Duration::from_secs(1);
         self.no_slot_is_dead = false;
         let state = self.link_state(engine)?;
         let is_dead = state.is_dead() || (self.died.is_some() && !state.is_redundant());
-        let patience = if is_dead { Duration::ZERO } else { PATIENCE };
-        match self.probe_io(engine, deadline.at_most(patience))? {
+        let limit = if is_dead { Duration::ZERO } else { READ_LIMIT };
+        match self.probe_io(engine, deadline.at_most(limit))? {
             ProbeResult::Answers => return self.restore(engine, deadline),
             ProbeResult::Fails => {
                 self.require_configured(engine, deadline)?;
@@ -263,10 +263,10 @@ impl NbdReconnect {
                 // The waiting read may need only one connection, so a failure is ignored.
                 self.fill(engine, deadline)?;
             }
-            let turn = deadline.at_most(pauses.pause());
-            match self.probe_io(engine, turn)? {
+            let pause = deadline.at_most(pauses.pause());
+            match self.probe_io(engine, pause)? {
                 ProbeResult::Answers => break,
-                ProbeResult::Fails => self.pause(engine, turn),
+                ProbeResult::Fails => self.pause(engine, pause),
                 ProbeResult::Waits => self.free_receivers(engine),
             }
             if deadline.has_passed() {
@@ -372,15 +372,14 @@ impl NbdReconnect {
                 return Err(last.filter(|_| cut_short).unwrap_or(failure));
             }
             last = Some(failure);
-            let pause = jittered(self.pauses.pause());
-            let turn = deadline.at_most(pause);
+            let pause = deadline.at_most(jittered(self.pauses.pause()));
             if self.spent {
                 // Reads fail at once, so only a server is worth waiting for.
-                self.pause(engine, turn);
+                self.pause(engine, pause);
                 self.still_there()?;
                 continue;
             }
-            match self.probe_io(engine, turn)? {
+            match self.probe_io(engine, pause)? {
                 ProbeResult::Answers => {
                     let outcome = self.restore(engine, deadline)?;
                     return Ok(Dialled::NotNeeded(outcome));

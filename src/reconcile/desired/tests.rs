@@ -12,7 +12,7 @@ fn nbd(id: &str, source: &str) -> serde_json::Value {
 }
 
 #[test]
-fn a_file_says_all_that_an_attach_can_be_asked() {
+fn a_file_can_have_each_option_of_an_attach() {
     let file = json!({ "volume": [
         { "id": "a", "sources": ["scsi:2:0:0:1", "scsi:3:0:0:1"], "min_paths": 2,
           "expect": "naa.5000c500a1b2c3d4", "multipath": "require",
@@ -61,7 +61,7 @@ fn a_file_says_all_that_an_attach_can_be_asked() {
 }
 
 #[test]
-fn digests_are_offered_required_or_left() {
+fn digests_are_offered_required_or_left_out() {
     for (said, expected) in [
         (json!({}), (false, false)),
         (json!({ "digests": true }), (true, false)),
@@ -86,7 +86,7 @@ fn logs_in(how: &serde_json::Value) -> serde_json::Value {
 }
 
 #[test]
-fn a_session_is_proven_what_the_volume_of_its_target_portal_and_initiator_says() {
+fn a_session_uses_the_secrets_of_the_volume_with_its_target_portal_and_initiator() {
     let file = CredentialsSource::File("/etc/lunbd/chap".into());
     let without = nbd("b", "nbd://h/x");
     let mut volumes = logs_in(&json!({ "chap_file": "/etc/lunbd/chap" }));
@@ -107,7 +107,7 @@ fn a_session_is_proven_what_the_volume_of_its_target_portal_and_initiator_says()
 }
 
 #[test]
-fn a_volume_that_holds_a_secret_itself_is_refused_and_the_secret_is_nowhere() {
+fn a_volume_that_contains_a_secret_is_refused_and_the_error_does_not_show_it() {
     let source: Source = "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/1"
         .parse()
         .unwrap();
@@ -133,87 +133,77 @@ fn a_volume_that_holds_a_secret_itself_is_refused_and_the_secret_is_nowhere() {
 }
 
 #[test]
-fn what_a_file_must_not_say_is_refused_by_name() {
+fn a_volume_with_a_mistake_is_refused_and_the_error_names_the_mistake() {
     let cases = [
-        (json!({ "volumes": [] }), "unknown field `volumes`"),
+        (json!({ "size": 1 }), "unknown field `size`"),
         (
-            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "size": 1 }] }),
-            "unknown field `size`",
-        ),
-        (
-            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "nbd": { "timeout": "1s" } }] }),
+            json!({ "nbd": { "timeout": "1s" } }),
             "unknown field `timeout`",
         ),
+        (json!({ "min_size": -1 }), "invalid value: integer `-1`"),
+        (json!({ "source": null }), "volume a: it has no source"),
+        (json!({ "sources": ["nbd://h/y"] }), "not both"),
         (
-            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "min_size": -1 }] }),
-            "invalid value: integer `-1`",
-        ),
-        (
-            json!({ "volume": [{ "id": "a" }] }),
-            "volume a: it has no source",
-        ),
-        (
-            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "sources": ["nbd://h/y"] }] }),
-            "not both",
-        ),
-        (
-            json!({ "volume": [{ "id": "a", "source": "scsi:0:0:0:1", "nbd": {} }] }),
+            json!({ "source": "scsi:0:0:0:1", "nbd": {} }),
             "nbd is for NBD sources",
         ),
         (
-            json!({ "volume": [{ "id": "a", "sources": ["nbd://h/x", "nbd://h/y"] }] }),
-            "takes no further paths",
+            json!({ "source": null, "sources": ["nbd://h/x", "nbd://h/y"] }),
+            "no further paths",
         ),
         (
-            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "expect": "naa.5000c500a1b2c3d4" }] }),
+            json!({ "expect": "naa.5000c500a1b2c3d4" }),
             "no world-wide name",
         ),
         (
-            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "nbd": { "io_timeout": "soon" } }] }),
+            json!({ "nbd": { "io_timeout": "soon" } }),
             "\"soon\" is no duration",
         ),
+        (json!({ "log_in": {} }), "log_in is for iSCSI sources"),
+        (json!({ "id": "a\n" }), "printable"),
+    ];
+    for (keys, why) in cases {
+        let mut volume = nbd("a", "nbd://h/x");
+        let keys = keys.as_object().unwrap().clone();
+        volume.as_object_mut().unwrap().extend(keys);
+        let error = read(&json!({ "volume": [volume] })).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+    let error = read(&json!({ "volumes": [] })).unwrap_err();
+    assert!(error.contains("unknown field `volumes`"), "{error}");
+}
+
+#[test]
+fn a_login_with_a_mistake_is_refused_and_the_error_names_the_mistake() {
+    let relative = "volume a: the path of a CHAP file must be absolute";
+    let no_timeout = "abort_timeout=0 is refused: it must be 1 to 3600";
+    let bursts = json!({ "first_burst": 1024, "max_burst": 512 });
+    let cases = [
+        (json!({ "secret": "hush" }), "unknown field `secret`"),
         (
-            json!({ "volume": [{ "id": "a", "source": "nbd://h/x", "log_in": {} }] }),
-            "log_in is for iSCSI sources",
-        ),
-        (
-            logs_in(&json!({ "secret": "hush" })),
-            "unknown field `secret`",
-        ),
-        (
-            logs_in(&json!({ "chap_file": "/a", "chap_variables": "B" })),
+            json!({ "chap_file": "/a", "chap_variables": "B" }),
             "not both",
         ),
+        (json!({ "chap_file": "chap" }), relative),
         (
-            logs_in(&json!({ "chap_file": "chap" })),
-            "volume a: the path of a CHAP file must be absolute",
-        ),
-        (
-            logs_in(&json!({ "recovery_timeout": "500ms" })),
+            json!({ "recovery_timeout": "500ms" }),
             "a recovery timeout of 500ms is refused",
         ),
+        (json!({ "tune": { "abort_timeout": 0 } }), no_timeout),
         (
-            logs_in(&json!({ "tune": { "abort_timeout": 0 } })),
-            "abort_timeout=0 is refused: it must be 1 to 3600",
-        ),
-        (
-            logs_in(&json!({ "tune": { "first_burst": 1024, "max_burst": 512 } })),
+            json!({ "tune": bursts }),
             "volume a: first_burst=1024 is refused",
         ),
-        (logs_in(&json!({ "tune": { "depth": 1 } })), "queue_depth"),
-        (
-            json!({ "volume": [{ "id": "a\n", "source": "nbd://h/x" }] }),
-            "printable",
-        ),
+        (json!({ "tune": { "depth": 1 } }), "queue_depth"),
     ];
-    for (file, why) in cases {
-        let error = read(&file).unwrap_err();
+    for (log_in, why) in cases {
+        let error = read(&logs_in(&log_in)).unwrap_err();
         assert!(error.contains(why), "{error}");
     }
 }
 
 #[test]
-fn two_volumes_that_claim_one_thing_are_refused_with_both_names() {
+fn two_volumes_that_claim_one_resource_are_refused_with_both_names() {
     let unit = |id: &str, source: &str| json!({ "id": id, "source": source, "expect": "naa.5000c500a1b2c3d4" });
     let backend = |id: &str, source: &str| json!({ "id": id, "source": source, "nbd": { "backend": "same" } });
     let cases = [
@@ -248,7 +238,7 @@ fn two_volumes_that_claim_one_thing_are_refused_with_both_names() {
 }
 
 #[test]
-fn one_volume_under_two_sources_is_refused_with_both() {
+fn one_volume_with_two_different_sources_is_refused_with_both() {
     let file = json!({ "volume": [nbd("one", "nbd://h/x"), nbd("one", "nbd://h/y")] });
     let error = read(&file).unwrap_err();
     for what in ["volume one", "nbd://h/x", "nbd://h/y"] {
@@ -257,7 +247,7 @@ fn one_volume_under_two_sources_is_refused_with_both() {
 }
 
 #[test]
-fn what_a_volume_claimed_is_free_when_it_is_wanted_no_more() {
+fn the_resources_of_a_volume_are_free_when_it_is_no_longer_wanted() {
     let mut desired = read(&json!({ "volume": [nbd("one", "nbd://h/x")] })).unwrap();
     let source: Source = "nbd://h/x".parse().unwrap();
     let request = AttachRequest::new(source);
@@ -270,7 +260,7 @@ fn what_a_volume_claimed_is_free_when_it_is_wanted_no_more() {
 }
 
 #[test]
-fn two_files_that_differ_in_the_case_of_a_target_alone_are_not_spelt_alike() {
+fn two_files_that_differ_only_in_the_case_of_a_target_are_not_spelt_alike() {
     let wants = |target: &str| {
         let source = format!("iscsi://10.0.0.1/iqn.2003-01.org.lunbd:{target}/1");
         read(&json!({ "volume": [{ "id": "one", "source": source }] })).unwrap()
@@ -296,7 +286,7 @@ fn a_file_has_an_empty_end_if_it_announces_one() {
 }
 
 #[test]
-fn a_machine_without_an_iscsi_name_is_not_the_files_fault() {
+fn a_missing_iscsi_name_of_the_machine_is_not_reported_as_a_mistake_in_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let name = directory.path().join("initiatorname.iscsi");
     let mut file = logs_in(&json!({}));

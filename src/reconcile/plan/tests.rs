@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::engine::{AttachRequest, NbdOptions};
+use crate::engine::journal::Operation;
+use crate::engine::{AttachRequest, Condition, NbdOptions};
 use crate::id::{Source, Wwid};
 use crate::iscsi::SessionOptions;
 
@@ -177,7 +178,7 @@ fn carry_out(plan: &Plan, desired: &Desired, actual: &Actual) -> Actual {
 
 proptest! {
     #[test]
-    fn what_was_reached_needs_no_step(
+    fn a_reached_state_needs_no_step(
         wishes in prop::collection::vec(wish(), 0..16), actual in actual()
     ) {
         let desired = desired(&wishes);
@@ -201,12 +202,12 @@ proptest! {
     }
 
     #[test]
-    fn every_volume_is_as_it_is_wanted_or_has_one_step(
+    fn every_volume_is_as_wanted_or_has_one_step(
         wishes in prop::collection::vec(wish(), 0..16), actual in actual()
     ) {
         let desired = desired(&wishes);
         let plan = plan(&desired, &actual);
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for step in &plan.steps {
             prop_assert!(seen.insert(&step.volume), "two steps of {}", step.volume);
             prop_assert!(!step.reason.is_empty());
@@ -239,7 +240,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_in_which_volumes_are_named_changes_nothing(
+    fn the_order_of_the_volumes_does_not_change_the_plan(
         wishes in prop::collection::vec(wish(), 0..16), actual in actual()
     ) {
         let desired = desired(&wishes);
@@ -337,7 +338,7 @@ fn a_volume_that_changes_in_place_is_not_detached_for_one_that_expects_its_unit(
 }
 
 #[test]
-fn what_cannot_be_changed_in_place_is_detached_first_and_the_rest_is_attached_again() {
+fn an_option_that_cannot_be_changed_in_place_needs_a_detach_and_any_other_an_attach() {
     let mut read_only = nbd(1, 1);
     read_only.read_only = true;
     let first = plan(&desired(&[read_only]), &stands(&[nbd(1, 1)]));
@@ -362,7 +363,7 @@ fn sized(size: Option<u64>, min_size: Option<u64>) -> (Desired, Actual) {
 }
 
 #[test]
-fn what_is_smaller_than_it_is_wanted_is_resized_and_nothing_is_ever_shrunk() {
+fn a_volume_that_is_too_small_is_resized_and_none_is_ever_shrunk() {
     let (desired, actual) = sized(Some(4096), Some(8192));
     assert_eq!(
         plan(&desired, &actual).to_string(),
@@ -387,7 +388,7 @@ fn what_is_smaller_than_it_is_wanted_is_resized_and_nothing_is_ever_shrunk() {
 }
 
 #[test]
-fn a_size_is_thought_of_when_nothing_else_is_to_be_done_about_its_volume() {
+fn a_volume_is_resized_only_when_it_needs_no_other_step() {
     let (desired, actual) = sized(Some(4096), Some(8192));
     let kind_where = |change: &dyn Fn(&mut VolumeStatus)| {
         let mut actual = actual.clone();

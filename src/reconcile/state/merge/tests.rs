@@ -1,0 +1,149 @@
+use super::*;
+use crate::engine::journal::VolumeSpec;
+use crate::error::ErrorKind;
+use crate::id::Source;
+use crate::reconcile::job::Outcome;
+use crate::reconcile::state::tests::{
+    end, failed, id, refresh, request, retry_late, take, take_all, wanting,
+};
+use crate::reconcile::step::StepKind;
+
+/// A SCSI volume of two paths, as sysfs shows it.
+fn unit_status() -> VolumeStatus {
+    let source: Source = "scsi:3:0:0:1".parse().unwrap();
+    let request = request("scsi:2:0:0:1").path(source);
+    let mut status = VolumeStatus::new(id(0), VolumeSpec::of(&request), Condition::Complete);
+    status.paths = ["2:0:0:1", "3:0:0:1"]
+        .map(|path| path.parse().unwrap())
+        .into();
+    status.node = Some("/dev/dm-0".into());
+    status
+}
+
+/// A state with one volume that is attached, and that was not verified.
+fn unit_found() -> State {
+    let mut state = wanting([unit_status().spec.request().unwrap()]);
+    refresh(&mut state, unit_status());
+    state
+}
+
+/// A state with one volume that was verified and is attached.
+fn unit_attached() -> State {
+    let mut state = unit_found();
+    end(&mut state, StepKind::Prove, Outcome::Serves);
+    assert!(state.attached(&id(0)).is_some());
+    state
+}
+
+#[test]
+fn a_device_that_is_another_unit_does_not_count_as_attached_again_because_of_sysfs() {
+    let mut state = unit_found();
+    let seen = "naa.2 answers at 2:0:0:1, where naa.1 was scanned";
+    let differs = Outcome::Differs(Condition::Changed, seen.to_owned());
+    end(&mut state, StepKind::Prove, differs);
+    // Sysfs still shows the same device, with the data that the kernel read at its scan.
+    refresh(&mut state, unit_status());
+    assert!(state.attached(&id(0)).is_none(), "it is handed out");
+
+    let job = take(&mut state, StepKind::Attach);
+    assert_eq!(job.step.reason, seen);
+    retry_late(&mut state);
+    state.end_step(job, failed(ErrorKind::InUse));
+    refresh(&mut state, unit_status());
+    assert!(state.attached(&id(0)).is_none(), "it is handed out");
+    assert!(take_all(&mut state).is_empty(), "it waits");
+    assert_eq!(state.errors().len(), 1);
+    assert_eq!(state.step(&id(0)).unwrap().reason, seen);
+
+    state.reset_backoff(Duration::ZERO);
+    let attached = Outcome::Attached(Box::new(unit_status()));
+    end(&mut state, StepKind::Attach, attached);
+    refresh(&mut state, unit_status());
+    assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn a_device_that_replaced_another_unit_is_asked_itself() {
+    let mut state = unit_attached();
+    let mut dead = unit_status();
+    dead.condition = Condition::LinkDead;
+    refresh(&mut state, dead);
+    refresh(&mut state, unit_status());
+    let differs = Outcome::Differs(Condition::Changed, "another answers".to_owned());
+    end(&mut state, StepKind::Prove, differs);
+    let mut gone = unit_status();
+    (gone.condition, gone.node) = (Condition::Gone, None);
+    gone.paths.clear();
+    refresh(&mut state, gone);
+    refresh(&mut state, unit_status());
+    take(&mut state, StepKind::Prove);
+}
+
+#[test]
+fn a_volume_whose_paths_were_offline_is_asked_which_unit_it_is_before_it_counts_as_healed() {
+    let mut state = unit_attached();
+    let mut offline = unit_status();
+    (offline.condition, offline.silent) = (Condition::LinkDead, offline.paths.clone());
+    let events = refresh(&mut state, offline);
+    assert!(matches!(&*events, [Event::Lost { .. }]), "{events:?}");
+    let events = refresh(&mut state, unit_status());
+    assert!(events.is_empty(), "{events:?}");
+    assert!(state.attached(&id(0)).is_none());
+    let events = end(&mut state, StepKind::Prove, Outcome::Serves);
+    assert!(matches!(&*events, [Event::Healed { .. }]), "{events:?}");
+    assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn a_path_that_was_offline_is_asked_which_unit_it_is_even_if_the_other_path_served() {
+    let mut state = unit_attached();
+    let mut offline = unit_status();
+    offline.silent.push("3:0:0:1".parse().unwrap());
+    refresh(&mut state, offline.clone());
+    assert!(state.attached(&id(0)).is_some(), "the other path serves");
+    refresh(&mut state, offline);
+    refresh(&mut state, unit_status());
+    assert!(state.attached(&id(0)).is_none(), "nobody has asked it");
+    end(&mut state, StepKind::Prove, Outcome::Serves);
+    refresh(&mut state, unit_status());
+    assert!(state.attached(&id(0)).is_some());
+}
+
+#[test]
+fn a_volume_is_asked_at_the_next_refresh_if_the_kernel_takes_a_path_of_it_for_empty() {
+    let mut state = unit_attached();
+    let mut status = unit_status();
+    status.verify_reason = Some("the kernel takes 2:0:0:1 for empty".to_owned());
+    refresh(&mut state, status);
+    let job = take(&mut state, StepKind::Prove);
+    assert_eq!(job.step.reason, "the kernel takes 2:0:0:1 for empty");
+}
+
+#[test]
+fn a_certificate_that_ends_within_30_days_is_reported_once() {
+    let with_days_left = |days: u64| {
+        let spec = VolumeSpec::of(&request("nbds://192.0.2.1/vol-7"));
+        let mut status = VolumeStatus::new(id(0), spec, Condition::Complete);
+        let end = SystemTime::now() + Duration::from_secs(days * 24 * 60 * 60);
+        let end = humantime::format_rfc3339_seconds(end).to_string();
+        let tls = serde_json::json!({
+            "version": "1.3",
+            "cipher": "chacha20-poly1305",
+            "certificate": {"subject": "CN=storage.example", "valid_until": end},
+        });
+        status.tls = serde_json::from_value(tls).unwrap();
+        status
+    };
+    let mut state = wanting([]);
+    let mut reported = |status: &VolumeStatus| {
+        let events = refresh(&mut state, status.clone());
+        let ends = |event: &&Event| matches!(event, Event::CertificateEnds { .. });
+        events.iter().filter(ends).count()
+    };
+    assert_eq!(reported(&with_days_left(31)), 0);
+    let soon = with_days_left(29);
+    assert_eq!(reported(&soon), 1);
+    assert_eq!(reported(&soon), 0);
+    // A renewed certificate has an end of its own.
+    assert_eq!(reported(&with_days_left(10)), 1);
+}

@@ -1,0 +1,89 @@
+use std::time::Duration;
+
+use crate::engine::ChangeEvent;
+use crate::error::ErrorKind;
+use crate::reconcile::state::State;
+use crate::reconcile::state::tests::{
+    failed, id, nbd_request, nbd_status, request, retry_late, take, take_all, wanting, wanting_nbd,
+};
+use crate::reconcile::step::StepKind;
+
+/// Fails the first step of each volume. The retries are due after an hour.
+fn fail_each_once(state: &mut State) {
+    retry_late(state);
+    loop {
+        let jobs = take_all(state);
+        if jobs.is_empty() {
+            return;
+        }
+        for job in jobs {
+            state.end_step(job, failed(ErrorKind::Unreachable));
+        }
+    }
+}
+
+#[test]
+fn a_detach_does_not_wait_for_attaches_however_many_there_are_and_however_long_they_take() {
+    let mut state = wanting_nbd(20);
+    let attaches = take_all(&mut state);
+    assert_eq!(attaches.len(), 8, "more than there are threads");
+    // Volume 99 is not wanted.
+    state.set_status(nbd_status(99));
+    take(&mut state, StepKind::Detach);
+}
+
+#[test]
+fn a_first_attach_at_a_server_does_not_wait_for_those_at_another_server() {
+    let silent = (0..100).map(|number| request(&format!("nbd://silent/{number}")));
+    let mut state = wanting(silent.chain([request("nbd://answers/1")]));
+    let first = take_all(&mut state);
+    let is_served = first.iter().any(|job| job.step.volume == id(100));
+    assert!(is_served && first.len() == 8, "{} steps", first.len());
+}
+
+#[test]
+fn a_volume_of_a_server_that_is_back_does_not_wait_for_those_of_one_that_is_away() {
+    let away = (0..100).map(|number| request(&format!("nbd://away/{number}")));
+    let mut state = wanting(away.chain([request("nbd://back/1")]));
+    // Each has failed once, and all are due for a retry.
+    fail_each_once(&mut state);
+    state.reset_backoff(Duration::ZERO);
+    let running = take_all(&mut state);
+    let is_served = running.iter().any(|job| job.step.volume == id(100));
+    assert!(is_served && running.len() <= 4, "{} steps", running.len());
+}
+
+#[test]
+fn a_volume_whose_paths_may_be_back_does_not_wait_for_those_that_hang() {
+    let mut state = wanting((0..16).map(nbd_request).chain([request("scsi:2:0:0:1")]));
+    fail_each_once(&mut state);
+    // It waits for its retry behind the others.
+    state.reset_backoff(Duration::ZERO);
+    let hang = take_all(&mut state);
+    assert!(!hang.is_empty() && hang.iter().all(|job| job.step.volume != id(16)));
+    state.handle_change(&ChangeEvent::Transport { host: None });
+    let job = take(&mut state, StepKind::Attach);
+    assert_eq!(job.step.volume, id(16));
+}
+
+#[test]
+fn a_volume_whose_paths_may_be_back_does_not_wait_for_many_others_whose_paths_may_be_back() {
+    let hang = (0..40).map(|lun| request(&format!("scsi:2:0:0:{lun}")));
+    let mut state = wanting(hang.chain([request("scsi:3:0:0:1")]));
+    fail_each_once(&mut state);
+    state.handle_change(&ChangeEvent::Transport { host: None });
+    let first = take_all(&mut state);
+    let is_served = first.iter().any(|job| job.step.volume == id(40));
+    assert!(is_served && first.len() < 20, "{} steps", first.len());
+}
+
+#[test]
+fn a_volume_whose_paths_may_be_back_is_tried_even_if_others_of_its_host_hang() {
+    let mut state = wanting((0..3).map(|lun| request(&format!("scsi:2:0:0:{lun}"))));
+    fail_each_once(&mut state);
+    state.reset_backoff(Duration::ZERO);
+    let hang = take_all(&mut state);
+    assert_eq!(hang.len(), 2, "a quarter of the threads");
+    state.handle_change(&ChangeEvent::Transport { host: None });
+    assert_eq!(take_all(&mut state).len(), 1);
+}
