@@ -88,11 +88,12 @@ impl Engine {
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type CheckFn = fn(&Engine, Deadline) -> Result<Check>;
-        let checks: [(&'static str, CheckFn); 16] = [
+        let checks: [(&'static str, CheckFn); 17] = [
             ("kernel", Self::check_kernel),
             ("privileges", Self::check_privileges),
             ("sysfs", Self::check_sysfs),
             ("locks", Self::check_locks),
+            ("journal", Self::check_journal),
             ("users", Self::check_users),
             ("network namespace", |engine, _| {
                 Ok(engine.check_network_namespace())

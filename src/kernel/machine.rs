@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use nix::sys::statfs::{FsType, TMPFS_MAGIC, statfs};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::sys::utsname::uname;
 
@@ -97,7 +98,28 @@ pub fn is_read_only(path: &Path) -> Result<bool> {
         .map_err(|errno| Error::io("cannot examine", path, &errno.into()))
 }
 
+/// Whether the files at this path are kept in memory, so that a boot clears them.
+pub fn is_cleared_at_boot(path: &Path) -> Result<bool> {
+    /// `include/uapi/linux/magic.h`, `RAMFS_MAGIC`: an initramfs.
+    const RAMFS_MAGIC: FsType = FsType(0x8584_58f6);
+    statfs(path)
+        .map(|fs| matches!(fs.filesystem_type(), TMPFS_MAGIC | RAMFS_MAGIC))
+        .map_err(|errno| Error::io("cannot examine", path, &errno.into()))
+}
+
 /// The largest receive buffer without `CAP_NET_ADMIN`, in bytes.
 pub fn largest_receive_buffer(roots: &Roots) -> Result<usize> {
     sysfs::parse(&roots.proc.join("sys/net/core/rmem_max"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_in_memory_are_cleared_at_boot_and_others_are_not() {
+        assert!(is_cleared_at_boot(Path::new("/dev/shm")).unwrap());
+        assert!(!is_cleared_at_boot(Path::new("/proc")).unwrap());
+        assert!(is_cleared_at_boot(Path::new("/none/there")).is_err());
+    }
 }

@@ -40,6 +40,22 @@ impl Engine {
         })
     }
 
+    /// Checks that the default place of a journal is cleared at each boot: an operation that was
+    /// begun in an earlier boot concerns devices that are gone.
+    pub(super) fn check_journal(&self, _: Deadline) -> Result<Check> {
+        let place = self.roots().run.join("lunbd/journal");
+        let seen = place.display().to_string();
+        let there = place.ancestors().find(|dir| dir.exists());
+        if machine::is_cleared_at_boot(there.unwrap_or(&place))? {
+            return Ok(Check::good("journal", format!("a boot clears {seen}")));
+        }
+        let remedy = "mount the machine's /run/lunbd at the same place, or choose with --journal \
+                      a directory of systemd's RuntimeDirectory= with \
+                      RuntimeDirectoryPreserve=yes";
+        let seen = format!("no boot clears {seen}, and it may end with its container");
+        Ok(Check::limited("journal", seen, remedy))
+    }
+
     /// Checks that this process can see every possible user of a disk.
     pub(super) fn check_users(&self, deadline: Deadline) -> Result<Check> {
         let places = self.places_not_looked_at(deadline)?;

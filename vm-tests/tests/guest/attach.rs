@@ -137,4 +137,6 @@ fn doctor_finds_nothing_missing_in_the_guest_and_gets_udevs_answer() {
     assert_eq!(engine.hub().mode(), Mode::Udev);
     let udev = checks.iter().find(|check| check.name == "udev").unwrap();
     assert!(udev.seen.contains("answered"), "{udev:?}");
+    let journal = checks.iter().find(|check| check.name == "journal");
+    assert!(journal.unwrap().finding == Finding::Good, "{journal:?}");
 }
