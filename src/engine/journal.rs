@@ -24,6 +24,8 @@ mod open;
 mod publish;
 mod record;
 mod repair;
+mod spec;
+mod table;
 mod view;
 
 use std::collections::BTreeMap;
@@ -37,7 +39,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::Engine;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
-use crate::id::{VolumeId, Wwid};
+use crate::id::VolumeId;
 use crate::iscsi::{CredentialsSource, SessionName};
 use crate::kernel::{machine, worker};
 pub(crate) use conflict::{AttachedSpec, must_be_detached_first};
@@ -45,7 +47,9 @@ pub use failing::Failing;
 pub use format::Problem;
 pub use format::{Fault, FaultKind};
 pub(super) use guard::VolumeGuard;
-pub use record::{Detached, Intent, LogInSpec, NbdSpec, Operation, Outcome, Record, VolumeSpec};
+pub use record::{Detached, Intent, Operation, Outcome, Record};
+pub use spec::{LogInSpec, NbdSpec, VolumeSpec};
+use table::{InFlight, Table};
 pub use view::JournalView;
 
 /// A journal that this process holds until the value is dropped.
@@ -69,22 +73,6 @@ struct Shared {
     sync: fn(&Path) -> Result<()>,
     // The kernel releases the lock when the process dies, in whatever way.
     _lock: Flock<File>,
-}
-
-/// The records as they are on the disk, and the volumes on which callers work.
-#[derive(Debug)]
-struct Table {
-    records: BTreeMap<VolumeId, Record>,
-    /// The records of volumes whose detach is proven.
-    detached: BTreeMap<VolumeId, Record>,
-    in_flight: BTreeMap<VolumeId, InFlight>,
-}
-
-/// What a volume claims while a caller works on it. It may have no record yet.
-#[derive(Debug, Default)]
-struct InFlight {
-    spec: Option<VolumeSpec>,
-    names: Vec<Wwid>,
 }
 
 impl Shared {

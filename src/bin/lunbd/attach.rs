@@ -3,9 +3,10 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use lunbd::engine::{Phase, Unit};
-use lunbd::id::Expected;
+use lunbd::engine::{MissingPath, Phase, Unit, UnitPath};
+use lunbd::id::{ContentName, Expected};
 use lunbd::nbd::TlsInfo;
+use lunbd::scsi::Identity;
 use lunbd::{AttachRequest, Attachment, Cancel, Deadline, Engine, Error, ErrorKind, Result};
 
 use crate::envelope::{self, Type};
@@ -79,7 +80,16 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
     let sequence = attachment.diskseq.map(|seq| format!(", diskseq {seq}"));
     let sequence = sequence.unwrap_or_default();
     writeln!(out, "  device    {}{sequence}", attachment.devno)?;
-    match &attachment.unit {
+    write_unit(out, &attachment.unit)?;
+    for link in &attachment.links {
+        writeln!(out, "  link      {}", link.display())?;
+    }
+    writeln!(out, "  settled   by {}", attachment.settled.as_str())?;
+    write_phases(out, &attachment.phases)
+}
+
+fn write_unit(out: &mut dyn Write, unit: &Unit) -> io::Result<()> {
+    match unit {
         Unit::Scsi {
             identity,
             paths,
@@ -94,34 +104,8 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
             if let Some(why) = no_map {
                 writeln!(out, "  map       none: {why}")?;
             }
-            if paths.len() + missing.len() > 1 {
-                for path in paths {
-                    let (via, hctl, node) = (&path.via, path.hctl, path.node.display());
-                    let state = path.access_state.map(|state| format!(", {state}"));
-                    let state = state.unwrap_or_default();
-                    writeln!(out, "  path      {node} {hctl}, {via}{state}")?;
-                }
-                for path in missing {
-                    writeln!(out, "  missing   {path}")?;
-                }
-            }
-            for path in paths {
-                for setting in &path.unmet_settings {
-                    writeln!(out, "  setting   {}: {setting}", path.via)?;
-                }
-            }
-            for name in &identity.names {
-                writeln!(out, "  name      {name}")?;
-            }
-            if identity.is_weak() {
-                writeln!(
-                    out,
-                    "  identity  weak: another unit may have each of these names"
-                )?;
-            }
-            if let Some(serial) = &identity.serial {
-                writeln!(out, "  serial    {serial}")?;
-            }
+            write_paths(out, paths, missing)?;
+            write_identity(out, identity)
         }
         Unit::Nbd {
             backend,
@@ -137,26 +121,60 @@ fn write(out: &mut dyn Write, attachment: &Attachment) -> io::Result<()> {
             if let Some(tls) = tls {
                 writeln!(out, "  tls       {}", tls_in_words(tls))?;
             }
-            match content.as_deref() {
-                Some([]) => writeln!(out, "  content   blank, or without a name that is known")?,
-                Some(names) => {
-                    for name in names {
-                        writeln!(out, "  content   {name}")?;
-                    }
-                }
-                None => writeln!(
-                    out,
-                    "  content   not read: the server answers with an error"
-                )?,
-            }
+            write_content(out, content.as_deref())
         }
-        _ => {}
+        _ => Ok(()),
     }
-    for link in &attachment.links {
-        writeln!(out, "  link      {}", link.display())?;
+}
+
+fn write_paths(out: &mut dyn Write, paths: &[UnitPath], missing: &[MissingPath]) -> io::Result<()> {
+    if paths.len() + missing.len() > 1 {
+        for path in paths {
+            let (via, hctl, node) = (&path.via, path.hctl, path.node.display());
+            let state = path.access_state.map(|state| format!(", {state}"));
+            let state = state.unwrap_or_default();
+            writeln!(out, "  path      {node} {hctl}, {via}{state}")?;
+        }
+        for path in missing {
+            writeln!(out, "  missing   {path}")?;
+        }
     }
-    writeln!(out, "  settled   by {}", attachment.settled.as_str())?;
-    write_phases(out, &attachment.phases)
+    for path in paths {
+        for setting in &path.unmet_settings {
+            writeln!(out, "  setting   {}: {setting}", path.via)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_identity(out: &mut dyn Write, identity: &Identity) -> io::Result<()> {
+    for name in &identity.names {
+        writeln!(out, "  name      {name}")?;
+    }
+    if identity.is_weak() {
+        writeln!(
+            out,
+            "  identity  weak: another unit may have each of these names"
+        )?;
+    }
+    if let Some(serial) = &identity.serial {
+        writeln!(out, "  serial    {serial}")?;
+    }
+    Ok(())
+}
+
+fn write_content(out: &mut dyn Write, names: Option<&[ContentName]>) -> io::Result<()> {
+    match names {
+        Some([]) => writeln!(out, "  content   blank, or without a name that is known"),
+        Some(names) => {
+            let mut names = names.iter();
+            names.try_for_each(|name| writeln!(out, "  content   {name}"))
+        }
+        None => writeln!(
+            out,
+            "  content   not read: the server answers with an error"
+        ),
+    }
 }
 
 /// The version, the cipher, and the server's certificate.

@@ -1,7 +1,8 @@
 //! The conflicts that are refused before anything is done: two volumes on one device, and
 //! one volume from two sources.
 
-use super::record::{NbdSpec, Record, VolumeSpec};
+use super::record::Record;
+use super::spec::{NbdSpec, VolumeSpec};
 use crate::engine::unit::place::{PathPlace, PlaceComparison};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};

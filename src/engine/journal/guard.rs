@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::conflict::{self, Reservation};
-use super::record::{Detached, Record, VolumeSpec};
-use super::{InFlight, Journal, Shared, Table, file};
+use super::record::{Detached, Record};
+use super::spec::VolumeSpec;
+use super::{InFlight, Journal, Shared, file};
 use crate::crash::point;
 use crate::deadline::Deadline;
 use crate::engine::unit::place::PathPlace;
@@ -22,9 +23,6 @@ pub(in crate::engine) struct VolumeGuard {
     /// The record of the volume's detach, as it was when the guard was taken.
     detached: Option<Record>,
 }
-
-/// How many records of detached volumes are kept.
-const MOST_DETACHED: usize = 1024;
 
 impl Journal {
     /// Waits until no other caller works on the volume, and takes its guard. With `wanted`,
@@ -71,71 +69,6 @@ impl Journal {
     /// The volume to which a unit belongs, or which is meant to be at its address.
     pub(in crate::engine) fn owner_of(&self, identity: &Identity, hctl: Hctl) -> Option<VolumeId> {
         Reservation::owner(self.shared.table().reservations(), identity, hctl)
-    }
-}
-
-impl Table {
-    fn insert(&mut self, record: Record) {
-        let volume = record.volume.clone();
-        self.remove(&volume);
-        let records = match record.detached {
-            Some(_) => &mut self.detached,
-            None => &mut self.records,
-        };
-        records.insert(volume, record);
-    }
-
-    fn remove(&mut self, volume: &VolumeId) {
-        self.records.remove(volume);
-        self.detached.remove(volume);
-    }
-
-    /// The volumes beyond [`MOST_DETACHED`] that were detached longest ago, except those on
-    /// which a caller works.
-    fn detached_too_long_ago(&self) -> Vec<VolumeId> {
-        let too_many = self.detached.len().saturating_sub(MOST_DETACHED);
-        if too_many == 0 {
-            return Vec::new();
-        }
-        let idle = self.detached.values();
-        let idle = idle.filter(|record| !self.in_flight.contains_key(&record.volume));
-        let mut by_age: Vec<&Record> = idle.collect();
-        let age = |detached: &Detached| (detached.sequence, detached.at.clone());
-        by_age.sort_by_cached_key(|record| record.detached.as_ref().map(age));
-        let oldest = by_age.into_iter().take(too_many);
-        oldest.map(|record| record.volume.clone()).collect()
-    }
-
-    /// The sequence number of the next proven detach.
-    fn next_sequence(&self) -> u64 {
-        let known = self.detached.values();
-        let known = known.filter_map(|record| Some(record.detached.as_ref()?.sequence));
-        known.max().unwrap_or_default().saturating_add(1)
-    }
-
-    /// What all volumes claim.
-    fn reservations(&self) -> impl Iterator<Item = Reservation<'_>> {
-        let in_flight = self.in_flight.iter().filter_map(|(volume, in_flight)| {
-            // A caller that named no specification works with the one in the record.
-            let known = || self.records.get(volume).map(|record| &record.spec);
-            let (spec, names) = (in_flight.spec.as_ref().or_else(known)?, &*in_flight.names);
-            Some(Reservation {
-                volume,
-                spec,
-                names,
-            })
-        });
-        let known = self.records.values().map(Reservation::of);
-        known.chain(in_flight)
-    }
-
-    /// What the other volumes claim.
-    pub(super) fn others<'a>(
-        &'a self,
-        volume: &'a VolumeId,
-    ) -> impl Iterator<Item = Reservation<'a>> {
-        let reservations = self.reservations();
-        reservations.filter(move |other| other.volume != volume)
     }
 }
 
@@ -352,68 +285,12 @@ impl Drop for VolumeGuard {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::time::Duration;
 
     use super::*;
     use crate::engine::{AttachRequest, Engine};
     use crate::id::Source;
     use crate::kernel::Roots;
-
-    #[test]
-    fn of_many_detached_volumes_the_newest_are_kept() {
-        // Records of earlier versions have no sequence number.
-        the_newest_are_kept(|number| number, |_| 0);
-    }
-
-    #[test]
-    fn the_newest_detached_volumes_are_kept_after_the_clock_was_set_back() {
-        let in_order = |number| u64::try_from(number).unwrap();
-        the_newest_are_kept(|number| 2 * MOST_DETACHED - number, in_order);
-    }
-
-    fn the_newest_are_kept(second: fn(usize) -> usize, sequence: fn(usize) -> u64) {
-        let record = |number: usize| {
-            let at = format!("2026-01-01T00:00:{:05}Z", second(number));
-            let source: Source = "scsi:1:0:0:1".parse().unwrap();
-            Record {
-                volume: format!("pvc-{}", MOST_DETACHED + 5 - number)
-                    .parse()
-                    .unwrap(),
-                spec: VolumeSpec::of(&AttachRequest::new(source)),
-                intent: None,
-                outcome: None,
-                boot: None,
-                detached: Some(Detached {
-                    safe_to_unmap: true,
-                    not_looked_at: Vec::new(),
-                    at,
-                    sequence: sequence(number),
-                }),
-            }
-        };
-        let mut table = Table {
-            records: BTreeMap::new(),
-            detached: BTreeMap::new(),
-            in_flight: BTreeMap::new(),
-        };
-        for number in 0..MOST_DETACHED {
-            table.insert(record(number));
-        }
-        assert_eq!(table.detached_too_long_ago(), []);
-        for number in MOST_DETACHED..MOST_DETACHED + 2 {
-            table.insert(record(number));
-        }
-        let oldest = [0, 1].map(|number| record(number).volume);
-        assert_eq!(table.detached_too_long_ago(), oldest);
-        table
-            .in_flight
-            .insert(oldest[0].clone(), InFlight::default());
-        assert_eq!(
-            table.detached_too_long_ago(),
-            [1, 2].map(|number| record(number).volume)
-        );
-    }
 
     #[test]
     fn each_proven_detach_has_a_higher_sequence_number_than_those_before_it() {

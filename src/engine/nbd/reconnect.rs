@@ -2,6 +2,7 @@
 
 mod content;
 mod evidence;
+mod probe;
 mod receivers;
 mod replace;
 mod server;
@@ -14,11 +15,9 @@ use crate::engine::attach::nbd_options::ContentRule;
 use crate::engine::nbd::outcome::{HealOutcome, HealReport};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
-use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker::Pending;
-use crate::nbd::{
-    Connection, Difference, KnownContent, LinkState, NbdDevice, NewTimeouts, Reconfigure, Refusal,
-};
+use crate::nbd::{Connection, Difference, KnownContent, LinkState, NbdDevice, NewTimeouts};
+use probe::ProbeResult;
 use server::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
@@ -287,59 +286,6 @@ impl NbdReconnect {
         self.restore(engine, deadline)
     }
 
-    /// Refuses a device that was disconnected while a process has it open. It stays
-    /// configured until the last close, and the kernel takes no more connections for it
-    /// (`drivers/block/nbd.c`, `nbd_disconnect_and_put`). Kernels before 6.14, and stable
-    /// kernels without that fix, would take them.
-    fn require_configured(&self, engine: &Engine, deadline: Deadline) -> Result<()> {
-        let asked = Reconfigure::new(self.index(), NewTimeouts::default())
-            .backend(self.backend.clone())
-            .send(engine.roots(), deadline);
-        match asked {
-            Err(error) if Refusal::of(&error) == Some(Refusal::GoingDown) => {
-                let message = format!(
-                    "nbd{} was disconnected and disappears when the last process closes it: it \
-                     cannot be healed",
-                    self.index()
-                );
-                let going = Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure);
-                Err(going.caused_by(error))
-            }
-            asked => asked,
-        }
-    }
-
-    fn probe_io(&mut self, engine: &Engine, deadline: Deadline) -> Result<ProbeResult> {
-        let probe = if let Some(probe) = self.probe.take() {
-            probe
-        } else {
-            self.own_link_had_ended = self.link_state(engine)?.is_dead();
-            let begun = engine.nbd_reads.start(
-                &self.device,
-                engine.roots(),
-                deadline,
-                BlockDevice::read_first_block,
-            )?;
-            // The read of another caller waits as this one would.
-            let Some(begun) = begun else {
-                return Ok(ProbeResult::Waits);
-            };
-            begun
-        };
-        match probe.wait(deadline) {
-            Some(Ok(())) => Ok(ProbeResult::Answers),
-            Some(Err(error)) => {
-                tracing::debug!(%error, "a read failed");
-                self.still_there()?;
-                Ok(ProbeResult::Fails)
-            }
-            None => {
-                self.probe = Some(probe);
-                Ok(ProbeResult::Waits)
-            }
-        }
-    }
-
     /// Dials until a server answers, the old link comes back, or the kernel lets requests
     /// fail.
     fn dial(&mut self, engine: &Engine, deadline: Deadline) -> Result<Dialled> {
@@ -398,21 +344,6 @@ impl NbdReconnect {
         let mut watch = engine.hub().watch(&self.index().name());
         while watch.next(deadline).is_some() {}
     }
-
-    /// Checks that the device is still connected under its own id.
-    fn still_there(&self) -> Result<()> {
-        let there = self.device.pid()?.is_some()
-            && self.device.backend()?.as_deref() == Some(self.backend.as_str());
-        if there {
-            return Ok(());
-        }
-        let message = format!(
-            "nbd{} is no longer connected under backend id {}",
-            self.index(),
-            self.backend
-        );
-        Err(Error::new(ErrorKind::Vanished, message).at(Stage::Reconfigure))
-    }
 }
 
 /// What is known of connections that the device has lost and that were not replaced.
@@ -423,13 +354,6 @@ enum Lost {
     Perhaps,
     /// The kernel or a read has shown one.
     One,
-}
-
-/// The result of the read.
-enum ProbeResult {
-    Answers,
-    Waits,
-    Fails,
 }
 
 /// The result of dialling.
