@@ -40,7 +40,7 @@ pub enum ChangeEvent {
     /// Events may have been lost: look at everything.
     Resync,
     /// Notices of dead NBD links may have been lost: ask every server.
-    AskAgain,
+    LinkNoticesLost,
 }
 
 impl ChangeEvent {
@@ -189,7 +189,7 @@ fn forward_link_deaths(mut watch: LinkWatch, end: &AtomicBool, listener: &dyn Fn
         }
         listener(match notice {
             LinkNotice::Dead(index) => ChangeEvent::LinkDead(index),
-            LinkNotice::Resync => ChangeEvent::AskAgain,
+            LinkNotice::Resync => ChangeEvent::LinkNoticesLost,
         });
     }
 }

@@ -14,7 +14,7 @@ impl Journal {
     ///
     /// # Errors
     /// `Io`; `TimedOut` at stage `journal`.
-    pub(crate) fn tell_failing(&self, failing: Vec<Failing>, deadline: Deadline) -> Result<()> {
+    pub(crate) fn publish_failures(&self, failing: Vec<Failing>, deadline: Deadline) -> Result<()> {
         if failing.is_empty() && self.shared.told.lock().is_none() {
             return Ok(());
         }

@@ -25,7 +25,7 @@ impl State {
                 self.refresh_lost_paths();
             }
             ChangeEvent::Resync => self.refresh.request_all(),
-            ChangeEvent::AskAgain => {
+            ChangeEvent::LinkNoticesLost => {
                 for status in self.actual.volumes.values_mut() {
                     if status.spec.nbd.is_some() && status.condition == Condition::Complete {
                         status.verify_reason = Some(MAY_HAVE_DIED.to_owned());
