@@ -158,7 +158,7 @@ fn a_reconciler_that_lacks_threads_goes_on_and_attaches_when_it_can_start_them()
                 return Some(Some(status));
             }
             let lacks_one =
-                ["waits for a thread", "a: attach failed"].map(|text| log().contains(text));
+                ["cannot start a thread, and will try again", "a: attach failed"].map(|text| log().contains(text));
             let goes_on = lacks_one.contains(&true) || log().contains(": attached as");
             goes_on.then_some(None)
         });
@@ -167,7 +167,7 @@ fn a_reconciler_that_lacks_threads_goes_on_and_attaches_when_it_can_start_them()
             assert_eq!(status.code(), Some(1), "{}", log());
             continue;
         }
-        waited += u32::from(log().contains("waits for a thread"));
+        waited += u32::from(log().contains("cannot start a thread, and will try again"));
         limit.lift();
         guest::wait_until("the attach", LIMIT, || {
             assert!(agent.0.try_wait().unwrap().is_none(), "{}", log());
