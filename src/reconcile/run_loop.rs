@@ -160,7 +160,9 @@ impl Reconciler {
     fn publish_failures(&self, failing: Vec<Failing>) {
         /// Only the loop waits for the write.
         const LIMIT: Duration = Duration::from_secs(2);
-        let published = self.journal.publish_failures(failing, Deadline::after(LIMIT));
+        let published = self
+            .journal
+            .publish_failures(failing, Deadline::after(LIMIT));
         if let Err(error) = published {
             tracing::warn!(%error, "cannot publish the failures");
         }

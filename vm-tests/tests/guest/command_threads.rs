@@ -157,8 +157,11 @@ fn a_reconciler_that_lacks_threads_goes_on_and_attaches_when_it_can_start_them()
             if let Some(status) = agent.0.try_wait().unwrap() {
                 return Some(Some(status));
             }
-            let lacks_one =
-                ["cannot start a thread, and will try again", "a: attach failed"].map(|text| log().contains(text));
+            let lacks_one = [
+                "cannot start a thread, and will try again",
+                "a: attach failed",
+            ]
+            .map(|text| log().contains(text));
             let goes_on = lacks_one.contains(&true) || log().contains(": attached as");
             goes_on.then_some(None)
         });
