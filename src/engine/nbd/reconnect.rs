@@ -17,7 +17,6 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::Pending;
 use crate::nbd::{Connection, Difference, KnownContent, LinkState, NbdDevice, NewTimeouts};
-use probe::ProbeResult;
 use server::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
@@ -354,6 +353,13 @@ enum Lost {
     Perhaps,
     /// The kernel or a read has shown one.
     One,
+}
+
+/// The result of the read.
+enum ProbeResult {
+    Answers,
+    Waits,
+    Fails,
 }
 
 /// The result of dialling.

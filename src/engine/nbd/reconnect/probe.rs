@@ -1,18 +1,11 @@
 //! Whether a device serves I/O, and whether it is still connected.
 
-use super::NbdReconnect;
+use super::{NbdReconnect, ProbeResult};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::nbd::{NewTimeouts, Reconfigure, Refusal};
-
-/// The result of the read.
-pub(super) enum ProbeResult {
-    Answers,
-    Waits,
-    Fails,
-}
 
 impl NbdReconnect {
     /// Refuses a device that was disconnected while a process has it open. It stays
