@@ -42,7 +42,7 @@ impl Engine {
 
         call.enter(Stage::Lock);
         // Two processes that want the same export get the same device.
-        let _lock = DeviceLock::take(roots, &DeviceLock::of_backend(&backend), call.deadline)?;
+        let _lock = self.lock_backend(&backend, call.deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
             if request.finishing {
                 limit_as_served(&device, uri, call);
@@ -174,6 +174,15 @@ impl Engine {
         let (reads, roots) = (&self.nbd_reads, self.roots());
         let unread_for = || link.unread_for();
         receivers::look(reads, device, roots, connections, unread_for, deadline)
+    }
+
+    /// Locks the device of this id for an attach, a detach or a resize.
+    pub(in crate::engine) fn lock_backend(
+        &self,
+        backend: &BackendId,
+        deadline: Deadline,
+    ) -> Result<DeviceLock> {
+        DeviceLock::take(self.roots(), &DeviceLock::of_backend(backend), deadline)
     }
 
     /// The connected device of this id.

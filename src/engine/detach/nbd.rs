@@ -24,11 +24,7 @@ impl Engine {
         call: &mut CallContext,
     ) -> Result<Detachment> {
         call.enter(Stage::Lock);
-        let _lock = DeviceLock::take(
-            self.roots(),
-            &DeviceLock::of_backend(&backend),
-            call.deadline,
-        )?;
+        let _lock = self.lock_backend(&backend, call.deadline)?;
         if let Some(device) = self.nbd_of(&backend)? {
             return self.disconnect(&device, Some(&backend), request, call);
         }
@@ -71,7 +67,7 @@ impl Engine {
         let id = device
             .backend()?
             .and_then(|id| id.parse::<BackendId>().ok());
-        let lock = |id| DeviceLock::take(self.roots(), &DeviceLock::of_backend(id), call.deadline);
+        let lock = |id| self.lock_backend(id, call.deadline);
         let _lock = id.as_ref().map(lock).transpose()?;
         self.disconnect(device, id.as_ref(), request, call)
     }

@@ -6,7 +6,6 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::DetachTarget;
-use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::outcome::HealOutcome;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::resize::{ResizeRequest, Resized};
@@ -25,11 +24,7 @@ impl Engine {
         call: &mut CallContext,
     ) -> Result<Resized> {
         call.enter(Stage::Lock);
-        let _lock = DeviceLock::take(
-            self.roots(),
-            &DeviceLock::of_backend(backend),
-            call.deadline,
-        )?;
+        let _lock = self.lock_backend(backend, call.deadline)?;
         let Some(device) = self.nbd_of(backend)? else {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
@@ -58,11 +53,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
         };
         call.enter(Stage::Lock);
-        let _lock = DeviceLock::take(
-            self.roots(),
-            &DeviceLock::of_backend(&backend),
-            call.deadline,
-        )?;
+        let _lock = self.lock_backend(&backend, call.deadline)?;
         self.grow_nbd(device, &backend, request, call)
     }
 

@@ -257,26 +257,24 @@ fn store() -> (Store, Vec<u8>) {
     (store, content)
 }
 
-#[test]
-fn a_connection_is_replaced_when_its_receiver_has_read_the_replies_that_it_has() {
+fn waits_over_tcp(healer: Healer) {
     let _module = NbdModule::with_backend_ids(1);
     set_priority(&gettid().to_string(), OURS);
     let (store, content) = store();
     let path = store.path().to_str().unwrap();
     let mut server = NbdServer::nbdkit(At::tcp(), &["--export=disk", "file", path]);
     let source = server.uri("disk").parse().unwrap();
-    waits_for_the_old_receiver(&mut server, &source, &content, Healer::Attacher);
+    waits_for_the_old_receiver(&mut server, &source, &content, healer);
+}
+
+#[test]
+fn a_connection_is_replaced_when_its_receiver_has_read_the_replies_that_it_has() {
+    waits_over_tcp(Healer::Attacher);
 }
 
 #[test]
 fn another_process_replaces_a_connection_when_its_receiver_has_read_the_replies_that_it_has() {
-    let _module = NbdModule::with_backend_ids(1);
-    set_priority(&gettid().to_string(), OURS);
-    let (store, content) = store();
-    let path = store.path().to_str().unwrap();
-    let mut server = NbdServer::nbdkit(At::tcp(), &["--export=disk", "file", path]);
-    let source = server.uri("disk").parse().unwrap();
-    waits_for_the_old_receiver(&mut server, &source, &content, Healer::Another);
+    waits_over_tcp(Healer::Another);
 }
 
 #[test]
