@@ -161,6 +161,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_receivers_of_one_device_are_counted_by_either_name_of_their_work_queue() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let names = [
+            "kthreadd",
+            "kworker/u5:2+nbd0-recv",
+            "kworker/u5:3+knbd0-recv",
+            "kworker/u5:4+nbd10-recv",
+        ];
+        for (pid, name) in (2..).zip(names) {
+            let process = roots.proc.join(pid.to_string());
+            std::fs::create_dir_all(&process).unwrap();
+            std::fs::write(process.join("comm"), format!("{name}\n")).unwrap();
+        }
+        let device = |index| NbdIndex::new(index).unwrap();
+        assert_eq!(count(&roots, device(0)), Some(2));
+        assert_eq!(count(&roots, device(1)), Some(0));
+    }
+
+    #[test]
     fn a_call_runs_on_the_processor_that_it_is_given_and_the_thread_goes_on_as_before() {
         let this_thread = Pid::from_raw(0);
         let before = sched_getaffinity(this_thread).unwrap();
