@@ -81,13 +81,14 @@ impl Ended {
     }
 }
 
-/// Boots, does `job`, and passes on every report as it arrives. A boot that does not reach its
+/// Boots, does `job`, and passes on every report as it arrives, with the processor time of the
+/// machine since the test that it is about began. A boot that does not reach its
 /// marker is tried again: early boot under emulation fails now and then, and no test has run
 /// yet.
 pub(crate) fn boot(
     setup: &Setup<'_>,
     job: &Job,
-    mut on_report: impl FnMut(Report) -> Result<()>,
+    mut on_report: impl FnMut(Report, Duration) -> Result<()>,
 ) -> Result<Ended> {
     let initrd = write_initrd(setup, job)?;
     let resets = job.tests.iter().any(|test| test.file.starts_with(RESETS));
@@ -129,7 +130,7 @@ fn attempt(
     initrd: &Path,
     verbosity: Console,
     resets: bool,
-    on_report: &mut impl FnMut(Report) -> Result<()>,
+    on_report: &mut impl FnMut(Report, Duration) -> Result<()>,
 ) -> Result<Ended> {
     let console = setup.run_dir.join(&format!("console-{}", setup.seat));
     fs::write(&console, "").context("the console's file")?;
@@ -152,6 +153,7 @@ fn attempt(
     let mut ended = Ended::default();
     let whole_limit = start + Duration::from_secs(BOOT_LIMIT_SECS) + GRACE;
     let mut next_by = start + BOOT_TIME;
+    let mut test_began_at = Duration::ZERO;
     loop {
         let left = next_by
             .min(whole_limit)
@@ -159,6 +161,7 @@ fn attempt(
         match reports.recv_timeout(left) {
             Ok(Report::Done) => ended.done = true,
             Ok(report) => {
+                let processor = machine.processor_time()?;
                 match &report {
                     // A panic of the kernel resets the machine, as such a test does.
                     Report::Booted { .. } if console_shows_defect(setup, &console)? => {
@@ -172,6 +175,7 @@ fn attempt(
                     }
                     Report::Running { test, limit_secs } => {
                         ended.running = Some(test.clone());
+                        test_began_at = processor;
                         next_by = Instant::now() + Duration::from_secs(*limit_secs) + GRACE;
                     }
                     Report::Finished { .. } => {
@@ -183,7 +187,7 @@ fn attempt(
                     Report::Broken { why } => ended.why.clone_from(why),
                     Report::StoryEnded { .. } | Report::Done => {}
                 }
-                on_report(report)?;
+                on_report(report, processor.saturating_sub(test_began_at))?;
             }
             Err(RecvTimeoutError::Timeout) => {
                 ended.silent = true;

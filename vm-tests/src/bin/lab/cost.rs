@@ -91,6 +91,11 @@ pub(crate) fn processor_time_once_ended(pid: u32) -> Result<Duration> {
     let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     waitid(Id::Pid(Pid::from_raw(i32::try_from(pid)?)), ended).context("a child")?;
     // /proc still shows a process that has ended and was not waited for.
+    processor_time(pid)
+}
+
+/// The processor time of a process and of the children that it has waited for.
+pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
     let times = Times::read(&pid.to_string())?;
     Ok(times.own + times.of_children)
 }

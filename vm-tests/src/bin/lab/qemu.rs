@@ -89,6 +89,11 @@ impl Machine {
         self.0.stdout.take().context("QEMU's output")
     }
 
+    /// The processor time that QEMU has used.
+    pub(crate) fn processor_time(&self) -> Result<Duration> {
+        cost::processor_time(self.0.id()).context("QEMU")
+    }
+
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.0.kill().context("QEMU")
     }

@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use vm_tests::job::{Job, Outcome, Report, TOLD, TestCase};
@@ -12,7 +13,7 @@ use crate::accel::Accel;
 use crate::boot::{self, Setup};
 use crate::cache::Cache;
 use crate::choice::{self, Breadth};
-use crate::cost::Meter;
+use crate::cost::{Cost, Meter};
 use crate::debian::Mirrors;
 use crate::kernel::{self, Kernel, Series};
 use crate::programs::{self, Programs};
@@ -75,7 +76,7 @@ impl Plan {
             summary.expect(*series, &choice.booted);
             for (test, reason) in &choice.skipped {
                 let outcome = Outcome::Skipped((*reason).to_owned());
-                summary.add_vm_test(*series, &test.id(), &outcome, true, 0, None);
+                summary.add_vm_test(*series, &test.id(), &outcome, true, Cost::default(), None);
             }
         }
         let units = choices.iter().map(|choice| units::of(&choice.booted));
@@ -183,7 +184,8 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
         };
         let before = tests.len();
         eprintln!("booting {series} ({:?})", setup.accel);
-        let report_to = |report| on_report(setup, report, &mut tests, summary);
+        let report_to =
+            |report, processor| on_report(setup, report, processor, &mut tests, summary);
         let ended = boot::boot(setup, &job, report_to)?;
         lock(summary).add_boot(series, ended.attempts, ended.cost);
         let Some(first) = tests.first().cloned() else {
@@ -222,7 +224,7 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
         };
         tests.retain(|test| test.id() != id);
         let mut summary = lock(summary);
-        summary.add_vm_test(series, &id, &outcome, false, 0, Some(remains));
+        summary.add_vm_test(series, &id, &outcome, false, Cost::default(), Some(remains));
     }
     Ok(())
 }
@@ -230,6 +232,7 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
 fn on_report(
     setup: &Setup<'_>,
     report: Report,
+    processor: Duration,
     tests: &mut Vec<TestCase>,
     summary: &Mutex<&mut Summary>,
 ) -> Result<()> {
@@ -279,7 +282,11 @@ fn on_report(
                 log,
                 output: &output,
             });
-            summary.add_vm_test(series, &test, &outcome, expected, millis, remains);
+            let cost = Cost {
+                wall: Duration::from_millis(millis),
+                processor,
+            };
+            summary.add_vm_test(series, &test, &outcome, expected, cost, remains);
             for told in output.lines().filter_map(|line| line.strip_prefix(TOLD)) {
                 println!("     {told}");
             }

@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &StoryArguments) -> Result<()> {
     };
     eprintln!("booting {} ({accel:?})\n", kernel.series);
     let mut ending = None;
-    let ended = boot::boot(&setup, &job, |report| {
+    let ended = boot::boot(&setup, &job, |report, _| {
         match report {
             Report::Story { text } => {
                 let mut out = stdout();

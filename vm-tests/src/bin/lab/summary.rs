@@ -73,13 +73,14 @@ struct OfFile {
     /// How many tests have not ended yet.
     left: usize,
     passed: usize,
-    /// The total time of the tests that passed.
-    millis: u64,
+    /// The total cost of the tests that passed.
+    cost: Cost,
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a test's seconds, to one place")]
-fn seconds(millis: u64) -> f64 {
-    millis as f64 / 1000.0
+/// A test's time on the wall and on the processors of its machine.
+fn shown_seconds(cost: Cost) -> String {
+    let (wall, processor) = (cost.wall.as_secs_f64(), cost.processor.as_secs_f64());
+    format!("{wall:7.1} s {processor:6.1} CPU")
 }
 
 /// The counts of a whole run, by where the tests ran.
@@ -134,7 +135,7 @@ impl Summary {
         test: &str,
         outcome: &Outcome,
         skip_expected: bool,
-        millis: u64,
+        cost: Cost,
         remains: Option<Remains<'_>>,
     ) {
         let (count, word, why) = match outcome {
@@ -146,11 +147,11 @@ impl Summary {
             Outcome::GuestPanicked => (Count::GuestPanicked, "DIED", Some("the kernel panicked")),
         };
         self.count(&format!("VM, {series}"), count, 1);
-        let passed = (count == Count::Passed).then_some(millis);
+        let passed = (count == Count::Passed).then_some(cost);
         if passed.is_some() && !self.each_test {
             return self.add_to_file(series, test, passed);
         }
-        let mut shown = format!("{word} {:7.1} s  {series:<6} {test}", seconds(millis));
+        let mut shown = format!("{word} {}  {series:<6} {test}", shown_seconds(cost));
         if count == Count::UnexpectedSkip {
             shown.push_str(": a skip that is not expected on this kernel");
         }
@@ -171,24 +172,24 @@ impl Summary {
 
     /// Prints a file's line when the last of its tests has ended. Prints none if each test has
     /// a line.
-    fn add_to_file(&mut self, series: Series, test: &str, passed: Option<u64>) {
+    fn add_to_file(&mut self, series: Series, test: &str, passed: Option<Cost>) {
         let file = test.split("::").next().unwrap_or(test);
         let key = (series, file.to_owned());
         let Some(of_file) = self.files.get_mut(&key) else {
             return;
         };
         of_file.left = of_file.left.saturating_sub(1);
-        if let Some(millis) = passed {
+        if let Some(cost) = passed {
             of_file.passed += 1;
-            of_file.millis += millis;
+            of_file.cost += cost;
         }
         if of_file.left == 0
-            && let Some(OfFile { passed, millis, .. }) = self.files.remove(&key)
+            && let Some(OfFile { passed, cost, .. }) = self.files.remove(&key)
             && passed > 0
             && !self.each_test
         {
-            let seconds = seconds(millis);
-            println!("{seconds:7.1} s  {series:<6} {file}: {passed} passed");
+            let cost = shown_seconds(cost);
+            println!("{cost}  {series:<6} {file}: {passed} passed");
         }
     }
 
@@ -326,7 +327,14 @@ mod tests {
         let mut summary = Summary::default();
         summary.add_host_suite(40, 0, 0);
         let mut add = |outcome, expected| {
-            summary.add_vm_test(Series::V6_1, "lab::x", &outcome, expected, 1, None);
+            summary.add_vm_test(
+                Series::V6_1,
+                "lab::x",
+                &outcome,
+                expected,
+                Cost::default(),
+                None,
+            );
         };
         add(Outcome::Passed, false);
         add(Outcome::Skipped("old".into()), true);
@@ -356,7 +364,14 @@ mod tests {
             Outcome::Passed,
         ] {
             left.extend(summary.files.values().map(|file| file.left));
-            summary.add_vm_test(Series::V6_1, "lab::x", &outcome, true, 1, None);
+            summary.add_vm_test(
+                Series::V6_1,
+                "lab::x",
+                &outcome,
+                true,
+                Cost::default(),
+                None,
+            );
         }
         assert_eq!(left, [3, 2, 1]);
         assert!(summary.files.is_empty());
