@@ -115,5 +115,5 @@ impl Failure {
 }
 
 fn asks_nbd_server(step: StepKind) -> bool {
-    matches!(step, StepKind::Heal | StepKind::Prove)
+    matches!(step, StepKind::Heal | StepKind::Verify)
 }

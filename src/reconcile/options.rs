@@ -13,7 +13,7 @@ pub struct Options {
     pub(super) resync: Duration,
     shortest_retry: Duration,
     longest_retry: Duration,
-    pub(super) prove: bool,
+    pub(super) verify_new: bool,
 }
 
 impl Default for Options {
@@ -25,7 +25,7 @@ impl Default for Options {
             resync: Duration::from_secs(300),
             shortest_retry: Duration::from_secs(1),
             longest_retry: Duration::from_secs(120),
-            prove: true,
+            verify_new: true,
         }
     }
 }
@@ -72,7 +72,7 @@ impl Options {
     /// whether it is still the expected one, and no NBD server whether it is there.
     #[must_use]
     pub fn trust(mut self) -> Self {
-        self.prove = false;
+        self.verify_new = false;
         self
     }
 

@@ -54,7 +54,7 @@ impl Plan {
 /// | | from another source, under another id, as another unit | detach |
 /// | | without a path that is there, or without a session that it logs in to | attach |
 /// | | as an NBD device without its server | heal |
-/// | | as wanted, and the device itself was not asked yet | prove |
+/// | | as wanted, and the device itself was not asked yet | verify |
 /// | | as wanted, but smaller; a larger device is left as it is | resize |
 /// | | as a SCSI unit without a working path | wait |
 /// | | as the unit of another volume | refused |

@@ -150,7 +150,7 @@ impl Reconciler {
         };
         self.engine.learn_contents(&self.journal, &found);
         let mut state = self.shared.state();
-        let events = state.merge(found, scope, ended_steps, self.options.prove);
+        let events = state.merge(found, scope, ended_steps, self.options.verify_new);
         state.refresh.note_ended(began);
         self.shared.send(state, events);
         Ok(())

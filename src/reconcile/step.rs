@@ -54,7 +54,7 @@ pub enum StepKind {
     Resize,
     /// Asks the device itself: a SCSI unit for its identity, an NBD device whether its server
     /// is there, and heals it where it is not.
-    Prove,
+    Verify,
     /// Nothing can be done now: it waits for an outside change.
     Wait,
     /// Nothing is done: what is wanted conflicts with another volume.
@@ -132,7 +132,7 @@ fn step_to_wanted(wanted: &Wanted, status: &VolumeStatus) -> Option<(StepKind, C
         _ => {}
     }
     let is_nbd = spec.nbd.is_some();
-    let verify = |reason: &String| Some((StepKind::Prove, reason.clone().into()));
+    let verify = |reason: &String| Some((StepKind::Verify, reason.clone().into()));
     match status.condition {
         Condition::Complete | Condition::LinkDead if status.lacks_a_path() => {
             Some((StepKind::Attach, missing_path_reason(status).into()))

@@ -58,8 +58,8 @@ impl Reconciler {
             StepKind::Resize => self.resize(volume, deadline),
             StepKind::Detach => self.detach(job, deadline),
             StepKind::Heal => Ok(self.heal(job, deadline)),
-            StepKind::Prove if self.is_nbd(volume) => Ok(self.heal(job, deadline)),
-            StepKind::Finish | StepKind::Prove => {
+            StepKind::Verify if self.is_nbd(volume) => Ok(self.heal(job, deadline)),
+            StepKind::Finish | StepKind::Verify => {
                 let recovered = self.engine.recover_volume(&self.journal, volume, deadline);
                 Ok(match job.step.kind {
                     StepKind::Finish => self.finished(volume, recovered),

@@ -399,7 +399,7 @@ fn a_volume_is_resized_only_when_it_needs_no_other_step() {
     };
     let doubted =
         |there: &mut VolumeStatus| there.verify_reason = Some("nobody has asked it".to_owned());
-    assert_eq!(kind_where(&doubted), StepKind::Prove);
+    assert_eq!(kind_where(&doubted), StepKind::Verify);
     let unscanned = |there: &mut VolumeStatus| there.unscanned.push("3:0:0:1".parse().unwrap());
     assert_eq!(kind_where(&unscanned), StepKind::Attach);
     let at_least = Some(6000);

@@ -53,7 +53,7 @@ impl State {
             // A running step causes device events itself, so only a removal counts; a step
             // that only asks causes none.
             Some(tracked) if tracked.is_busy() => {
-                let asks = matches!(tracked.running(), Some(StepKind::Heal | StepKind::Prove));
+                let asks = matches!(tracked.running(), Some(StepKind::Heal | StepKind::Verify));
                 tracked.dirty |= is_removed || asks;
             }
             _ => self.refresh.request(volume),

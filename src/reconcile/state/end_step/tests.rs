@@ -164,11 +164,11 @@ fn other_content_that_a_heal_took_is_reported_with_both_names_and_other_differen
 fn a_link_that_dies_while_it_is_asked_is_asked_once_more() {
     let mut state = wanting_nbd(1);
     refresh(&mut state, nbd_status(0));
-    let job = take(&mut state, StepKind::Prove);
+    let job = take(&mut state, StepKind::Verify);
     // The death may follow the answer, and the kernel reports it only once.
     report_death(&mut state, 0);
     state.end_step(job, Outcome::Serves);
-    let job = take(&mut state, StepKind::Prove);
+    let job = take(&mut state, StepKind::Verify);
     assert!(!state.refresh.is_wanted());
     // A step that only asks does not cause device events itself.
     let devpath = "/devices/virtual/block/nbd0".to_owned();
@@ -225,7 +225,7 @@ fn a_volume_that_was_attached_before_this_process_is_asked_once() {
     let mut state = wanting_nbd(1);
     refresh(&mut state, nbd_status(0));
     assert!(state.attached(&id(0)).is_none());
-    let events = end(&mut state, StepKind::Prove, Outcome::Serves);
+    let events = end(&mut state, StepKind::Verify, Outcome::Serves);
     assert!(events.is_empty(), "{events:?}");
     refresh(&mut state, nbd_status(0));
     assert!(take_all(&mut state).is_empty());

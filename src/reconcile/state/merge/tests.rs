@@ -30,7 +30,7 @@ fn unit_found() -> State {
 /// A state with one volume that was verified and is attached.
 fn unit_attached() -> State {
     let mut state = unit_found();
-    end(&mut state, StepKind::Prove, Outcome::Serves);
+    end(&mut state, StepKind::Verify, Outcome::Serves);
     assert!(state.attached(&id(0)).is_some());
     state
 }
@@ -40,7 +40,7 @@ fn a_device_that_is_another_unit_does_not_count_as_attached_again_because_of_sys
     let mut state = unit_found();
     let seen = "naa.2 answers at 2:0:0:1, where naa.1 was scanned";
     let differs = Outcome::Differs(Condition::Changed, seen.to_owned());
-    end(&mut state, StepKind::Prove, differs);
+    end(&mut state, StepKind::Verify, differs);
     // Sysfs still shows the same device, with the data that the kernel read at its scan.
     refresh(&mut state, unit_status());
     assert!(state.attached(&id(0)).is_none(), "it is handed out");
@@ -70,13 +70,13 @@ fn a_device_that_replaced_another_unit_is_asked_itself() {
     refresh(&mut state, dead);
     refresh(&mut state, unit_status());
     let differs = Outcome::Differs(Condition::Changed, "another answers".to_owned());
-    end(&mut state, StepKind::Prove, differs);
+    end(&mut state, StepKind::Verify, differs);
     let mut gone = unit_status();
     (gone.condition, gone.node) = (Condition::Gone, None);
     gone.paths.clear();
     refresh(&mut state, gone);
     refresh(&mut state, unit_status());
-    take(&mut state, StepKind::Prove);
+    take(&mut state, StepKind::Verify);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_volume_whose_paths_were_offline_is_asked_which_unit_it_is_before_it_counts_
     let events = refresh(&mut state, unit_status());
     assert!(events.is_empty(), "{events:?}");
     assert!(state.attached(&id(0)).is_none());
-    let events = end(&mut state, StepKind::Prove, Outcome::Serves);
+    let events = end(&mut state, StepKind::Verify, Outcome::Serves);
     assert!(matches!(&*events, [Event::Healed { .. }]), "{events:?}");
     assert!(state.attached(&id(0)).is_some());
 }
@@ -104,7 +104,7 @@ fn a_path_that_was_offline_is_asked_which_unit_it_is_even_if_the_other_path_serv
     refresh(&mut state, offline);
     refresh(&mut state, unit_status());
     assert!(state.attached(&id(0)).is_none(), "nobody has asked it");
-    end(&mut state, StepKind::Prove, Outcome::Serves);
+    end(&mut state, StepKind::Verify, Outcome::Serves);
     refresh(&mut state, unit_status());
     assert!(state.attached(&id(0)).is_some());
 }
@@ -115,7 +115,7 @@ fn a_volume_is_asked_at_the_next_refresh_if_the_kernel_takes_a_path_of_it_for_em
     let mut status = unit_status();
     status.verify_reason = Some("the kernel takes 2:0:0:1 for empty".to_owned());
     refresh(&mut state, status);
-    let job = take(&mut state, StepKind::Prove);
+    let job = take(&mut state, StepKind::Verify);
     assert_eq!(job.step.reason, "the kernel takes 2:0:0:1 for empty");
 }
 
