@@ -66,8 +66,8 @@ pub struct DetachRequest {
     pub(in crate::engine) expected: Option<Wwid>,
     pub(in crate::engine) backend: Option<BackendId>,
     pub(in crate::engine) flush_policy: FlushPolicy,
-    pub(super) keep_sessions: bool,
-    pub(super) observer: Option<StageObserver>,
+    pub(in crate::engine) keep_sessions: bool,
+    pub(in crate::engine) observer: Option<StageObserver>,
 }
 
 impl DetachRequest {

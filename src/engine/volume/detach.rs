@@ -48,13 +48,9 @@ impl DetachVolume {
         if self.abandon {
             request = request.abandon_unwritten();
         }
-        if self.keep_sessions {
-            request = request.keep_sessions();
-        }
-        match &self.observer {
-            Some(observer) => request.observe(observer.clone()),
-            None => request,
-        }
+        request.keep_sessions = self.keep_sessions;
+        request.observer.clone_from(&self.observer);
+        request
     }
 }
 
@@ -140,7 +136,14 @@ impl Engine {
             ..record.clone()
         };
         guard.begin(intent, deadline)?;
-        let failure = match self.detach_all(guard, &record, how, deadline) {
+        let detach = GuardedDetach {
+            engine: self,
+            guard,
+            record: &record,
+            how,
+            deadline,
+        };
+        let failure = match detach.run() {
             Ok(mut detachment) => {
                 detachment.volume = Some(record.volume.clone());
                 let detached = Detached::of(&detachment);
@@ -162,18 +165,27 @@ impl Engine {
         }
         Err(failure)
     }
+}
 
-    fn detach_all(
-        &self,
-        guard: &VolumeGuard,
-        record: &Record,
-        how: &DetachVolume,
-        deadline: Deadline,
-    ) -> Result<Detachment, DetachFailure> {
-        let mut done = self.detach_devices(guard, record, how, deadline)?;
-        if let Some(log_in) = record.spec.log_in.as_ref().filter(|_| !how.keep_sessions) {
-            let sources = &record.spec.sources;
-            match self.end_sessions_of(sources, &log_in.initiator, deadline) {
+/// The detach of a volume whose record says that it has begun.
+struct GuardedDetach<'a> {
+    engine: &'a Engine,
+    guard: &'a VolumeGuard,
+    record: &'a Record,
+    how: &'a DetachVolume,
+    deadline: Deadline,
+}
+
+impl GuardedDetach<'_> {
+    fn run(&self) -> Result<Detachment, DetachFailure> {
+        let mut done = self.detach_devices()?;
+        let spec = &self.record.spec;
+        if let Some(log_in) = spec.log_in.as_ref().filter(|_| !self.how.keep_sessions) {
+            let initiator = &log_in.initiator;
+            match self
+                .engine
+                .end_sessions_of(&spec.sources, initiator, self.deadline)
+            {
                 Ok(ended) => done.logged_out.extend(ended),
                 Err(error) => return Err(DetachFailure::after(error, done.receipt)),
             }
@@ -181,24 +193,21 @@ impl Engine {
         Ok(done)
     }
 
-    fn detach_devices(
-        &self,
-        guard: &VolumeGuard,
-        record: &Record,
-        how: &DetachVolume,
-        deadline: Deadline,
-    ) -> Result<Detachment, DetachFailure> {
+    fn detach_devices(&self) -> Result<Detachment, DetachFailure> {
+        let (engine, record) = (self.engine, self.record);
         let mut done = None;
         let names = record.names();
         let has_weak_name = names.first().is_some_and(|name| !name.is_unique());
-        if has_weak_name || (names.is_empty() && self.has_weak_paths(record)?) {
-            return self.detach_by_sources(guard, record, how, deadline);
+        if has_weak_name || (names.is_empty() && self.has_weak_paths()?) {
+            // Its name alone does not show that a device is the volume's, and a map needs
+            // all of its paths in one request.
+            return self.detach_at(&record.spec.sources);
         }
         if let Some(name) = names.first() {
             // Asked before the detach logs out the sessions over which the kernel scans.
-            let may_come = self.is_being_scanned(record)?;
+            let may_come = engine.is_being_scanned(record)?;
             let unit = DetachTarget::Unit(name.clone());
-            let detachment = self.detach(how.request(unit), deadline)?;
+            let detachment = engine.detach(self.how.request(unit), self.deadline)?;
             if record.outcome.is_some() && !may_come {
                 return Ok(detachment);
             }
@@ -206,7 +215,7 @@ impl Engine {
             done = Some(detachment);
         }
         for source in &record.spec.sources {
-            let next = self.detach_source(guard, record, source, how, deadline);
+            let next = self.detach_at(std::slice::from_ref(source));
             done = Some(match (done, next) {
                 (None, next) => next?,
                 (Some(done), Ok(next)) => done.and(next),
@@ -218,8 +227,8 @@ impl Engine {
 
     /// Whether a volume whose unit is not identified yet has several paths now, all of one
     /// unit without a unique name. A map may hold them.
-    fn has_weak_paths(&self, record: &Record) -> Result<bool> {
-        let devices = self.address_scan(record)?.scsi;
+    fn has_weak_paths(&self) -> Result<bool> {
+        let devices = self.engine.address_scan(self.record)?.scsi;
         let mut identities = Vec::new();
         for device in &devices {
             identities.push(device.cached_identity()?);
@@ -228,63 +237,34 @@ impl Engine {
         let Some(first) = paths.next().filter(|(_, identity)| identity.is_weak()) else {
             return Ok(false);
         };
-        Ok(devices.len() > 1 && paths.all(|path| self.may_be_one_unit(first, path)))
+        Ok(devices.len() > 1 && paths.all(|path| self.engine.may_be_one_unit(first, path)))
     }
 
-    /// Detaches a volume whose unit has no unique name. Its name alone does not show that a
-    /// device is the volume's, so the devices at its sources are detached, all in one request,
-    /// as a map needs it.
-    fn detach_by_sources(
-        &self,
-        guard: &VolumeGuard,
-        record: &Record,
-        how: &DetachVolume,
-        deadline: Deadline,
-    ) -> Result<Detachment, DetachFailure> {
-        let names = record.names();
+    /// Detaches what is at these sources, all in one request.
+    fn detach_at(&self, sources: &[Source]) -> Result<Detachment, DetachFailure> {
+        let (engine, record, deadline) = (self.engine, self.record, self.deadline);
         let mut request: Option<DetachRequest> = None;
-        for source in &record.spec.sources {
-            self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
-            if self.leads_to_another(guard, record, source)? {
-                continue;
+        for source in sources {
+            if record.spec.nbd.is_none() {
+                engine.wait_for_scans(&engine.scsi_addresses_of(source)?, deadline)?;
+                if engine.leads_to_another(self.guard, record, source)? {
+                    // Only its address is known, and the device there is not the volume's.
+                    continue;
+                }
             }
             request = Some(match request {
                 Some(request) => request.path(source.clone()),
-                None => how.request(source.clone()),
+                None => self.how.request(source.clone()),
             });
         }
         let Some(mut request) = request else {
             return Ok(Detachment::unchanged(NOWHERE));
         };
-        if let Some(expected) = names.first() {
-            request = request.expect(expected.clone());
+        match &record.spec.nbd {
+            Some(nbd) => request.backend = Some(nbd.backend.clone()),
+            None => request.expected = record.names().first().cloned(),
         }
-        self.detach(request, deadline)
-    }
-
-    fn detach_source(
-        &self,
-        guard: &VolumeGuard,
-        record: &Record,
-        source: &Source,
-        how: &DetachVolume,
-        deadline: Deadline,
-    ) -> Result<Detachment, DetachFailure> {
-        let mut request = how.request(source.clone());
-        if let Some(nbd) = &record.spec.nbd {
-            return self.detach(request.backend(nbd.backend.clone()), deadline);
-        }
-        let names = record.names();
-        let expected = names.first();
-        self.wait_for_scans(&self.scsi_addresses_of(source)?, deadline)?;
-        if self.leads_to_another(guard, record, source)? {
-            // Only its address is known, and the device there is not the volume's.
-            return Ok(Detachment::unchanged(NOWHERE));
-        }
-        if let Some(expected) = expected {
-            request = request.expect(expected.clone());
-        }
-        self.detach(request, deadline)
+        engine.detach(request, deadline)
     }
 }
 
