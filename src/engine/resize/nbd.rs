@@ -64,14 +64,34 @@ impl Engine {
         request: &ResizeRequest,
         call: &mut CallContext,
     ) -> Result<Resized> {
-        let deadline = call.deadline;
-        let (roots, index, disk) = (self.roots(), device.index(), device.disk());
-        let uri = self.server_of(device, backend, request)?;
+        let resize = NbdResize {
+            engine: self,
+            device,
+            backend,
+            deadline: call.deadline,
+        };
+        resize.run(request, call)
+    }
+}
+
+/// The resize of a device whose id is locked.
+struct NbdResize<'a> {
+    engine: &'a Engine,
+    device: &'a NbdDevice,
+    backend: &'a BackendId,
+    deadline: Deadline,
+}
+
+impl NbdResize<'_> {
+    fn run(&self, request: &ResizeRequest, call: &mut CallContext) -> Result<Resized> {
+        let (engine, device, deadline) = (self.engine, self.device, self.deadline);
+        let (index, disk) = (device.index(), device.disk());
+        let uri = self.server(request)?;
         // The kernel holds I/O while it changes the size, so no request may wait for a
         // dead server.
         call.enter(Stage::Probe);
-        self.require_answer(device, backend, deadline)?;
-        let connections = self.connections_of(device, backend)?;
+        engine.require_answer(device, self.backend, deadline)?;
+        let connections = self.connections()?;
 
         call.enter(Stage::Dial);
         let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
@@ -88,44 +108,27 @@ impl Engine {
         // Nothing of the device has changed up to here.
         call.enter(Stage::Identify);
         let written = device.written()?;
-        let first = self.require_same_volume(device, &server, deadline)?;
+        let first = engine.require_same_volume(device, &server, deadline)?;
         require_end(index, &server, deadline)?;
-        let mut watch = self.hub().watch(&index.name());
+        let mut watch = engine.hub().watch(&index.name());
         if changed {
             call.enter(Stage::Reconfigure);
-            self.set_nbd_size(device, backend, size, deadline)?;
+            self.set_size(size)?;
         }
-        // The read also happens where the kernel has the size already: an earlier resize
-        // may have been interrupted before it. One read proves one connection.
         call.enter(Stage::Probe);
-        let is_served = if changed && connections.are_several {
-            None
-        } else {
-            Some(self.require_last_block(device, deadline))
+        let renew = |timeouts| {
+            let content = KnownContent { first, written };
+            let reconnect = NbdReconnect::new(device.clone(), uri, self.backend.clone(), timeouts);
+            reconnect.with_proven(server, content, differences)
         };
-        match (is_served, connections.own) {
-            (Some(Ok(())), _) => {}
-            (Some(Err(error)), _) if error.errno() != Some(libc::EIO) => return Err(error),
-            (Some(Err(error)), None) => {
-                if changed {
-                    self.set_nbd_size(device, backend, old_size, deadline)?;
-                }
-                return Err(serves_others_only(index, old_size).caused_by(error));
-            }
-            (_, Some(timeouts)) => {
-                let content = KnownContent { first, written };
-                let reconnect = NbdReconnect::new(device.clone(), uri, backend.clone(), timeouts)
-                    .with_proven(server, content, differences);
-                self.renew_connections(device, reconnect, deadline)?;
-            }
-            (None, None) => return Err(several_of_another(index)),
-        }
+        self.require_served(&connections, old_size, changed, renew)?;
         if changed {
             call.enter(Stage::Settle);
-            uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline)?;
+            let mode = engine.hub().mode();
+            uevent::settle_again(&mut watch, mode, engine.roots(), disk.dir(), deadline)?;
         }
         Ok(Resized {
-            node: disk.node(roots),
+            node: disk.node(engine.roots()),
             old_size,
             size,
             names: Vec::new(),
@@ -136,17 +139,47 @@ impl Engine {
         })
     }
 
-    /// Sets the size in the kernel, and reads it back.
-    fn set_nbd_size(
+    /// Makes sure that every connection serves the size: reads the last block, and renews the
+    /// connections that do not serve it, or of which one read proves only one.
+    ///
+    /// The read also happens where the kernel has the size already: an earlier resize may have
+    /// been interrupted before it.
+    fn require_served(
         &self,
-        device: &NbdDevice,
-        backend: &BackendId,
-        size: u64,
-        deadline: Deadline,
+        connections: &Connections,
+        old_size: u64,
+        changed: bool,
+        renew: impl FnOnce(NewTimeouts) -> NbdReconnect,
     ) -> Result<()> {
-        let index = device.index();
-        nbd::set_size(self.roots(), index, backend, size, deadline)?;
-        let shown = device.disk().size()?;
+        let index = self.device.index();
+        if !changed || !connections.are_several {
+            match self.require_last_block() {
+                Ok(()) => return Ok(()),
+                Err(error) if error.errno() != Some(libc::EIO) => return Err(error),
+                Err(error) if connections.own.is_none() => {
+                    if changed {
+                        self.set_size(old_size)?;
+                    }
+                    return Err(serves_others_only(index, old_size).caused_by(error));
+                }
+                Err(_) => {}
+            }
+        }
+        let timeouts = connections.own.ok_or_else(|| several_of_another(index))?;
+        // Ends this process's connections, so that new ones can replace them.
+        if let Some(link) = self.engine.links_beside(self.device).get(&index) {
+            link.shut_down();
+        }
+        let mut reconnect = renew(timeouts);
+        require_renewed(reconnect.reconnect(self.engine, self.deadline).outcome)?;
+        self.require_last_block()
+    }
+
+    /// Sets the size in the kernel, and reads it back.
+    fn set_size(&self, size: u64) -> Result<()> {
+        let (roots, index) = (self.engine.roots(), self.device.index());
+        nbd::set_size(roots, index, self.backend, size, self.deadline)?;
+        let shown = self.device.disk().size()?;
         if shown == size {
             return Ok(());
         }
@@ -155,10 +188,10 @@ impl Engine {
     }
 
     /// Checks with a read that the connections serve the new size.
-    fn require_last_block(&self, device: &NbdDevice, deadline: Deadline) -> Result<()> {
-        let read =
-            self.nbd_reads
-                .start(device, self.roots(), deadline, BlockDevice::read_last_block)?;
+    fn require_last_block(&self) -> Result<()> {
+        let (engine, device, deadline) = (self.engine, self.device, self.deadline);
+        let (reads, last_block) = (&engine.nbd_reads, BlockDevice::read_last_block);
+        let read = reads.start(device, engine.roots(), deadline, last_block)?;
         let answer = read.and_then(|read| read.wait(deadline));
         answer.unwrap_or_else(|| {
             let what = format!("a read of the last block of nbd{}", device.index());
@@ -169,11 +202,12 @@ impl Engine {
 
     /// # Errors
     /// `NotReady` where one of this process's connections is dead.
-    fn connections_of(&self, device: &NbdDevice, backend: &BackendId) -> Result<Connections> {
-        let index = device.index();
-        let links = self.links_beside(device);
-        let Some(link) = links.get(&index).filter(|link| link.backend == *backend) else {
-            let slots = device.slots(self.roots())?;
+    fn connections(&self) -> Result<Connections> {
+        let index = self.device.index();
+        let links = self.engine.links_beside(self.device);
+        let link = links.get(&index);
+        let Some(link) = link.filter(|link| link.backend == *self.backend) else {
+            let slots = self.device.slots(self.engine.roots())?;
             return Ok(Connections {
                 are_several: slots.count > 1,
                 own: None,
@@ -193,38 +227,15 @@ impl Engine {
         })
     }
 
-    /// Replaces this process's connections, and checks that the new ones serve the new size.
-    fn renew_connections(
-        &self,
-        device: &NbdDevice,
-        mut reconnect: NbdReconnect,
-        deadline: Deadline,
-    ) -> Result<()> {
-        self.end_connections(device);
-        require_renewed(reconnect.reconnect(self, deadline).outcome)?;
-        self.require_last_block(device, deadline)
-    }
-
-    /// Ends this process's connections, so that new ones can replace them.
-    fn end_connections(&self, device: &NbdDevice) {
-        if let Some(link) = self.links_beside(device).get(&device.index()) {
-            link.shut_down();
-        }
-    }
-
     /// The server of the device: the named source, the server of this process's
     /// connections, or a backend id that is a URI.
-    fn server_of(
-        &self,
-        device: &NbdDevice,
-        backend: &BackendId,
-        request: &ResizeRequest,
-    ) -> Result<NbdUri> {
+    fn server(&self, request: &ResizeRequest) -> Result<NbdUri> {
+        let (engine, device, backend) = (self.engine, self.device, self.backend);
         if let DetachTarget::Source(Source::Nbd(uri)) = &request.target {
-            self.require_source(device, uri, backend)?;
+            engine.require_source(device, uri, backend)?;
             return Ok(uri.clone());
         }
-        self.known_source(device, backend).ok_or_else(|| {
+        engine.known_source(device, backend).ok_or_else(|| {
             let message = format!(
                 "nbd{} was attached by another process under backend id {backend}, which does \
                  not name a server: give its source and the id",
