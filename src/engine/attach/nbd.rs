@@ -14,7 +14,7 @@ use crate::engine::call::CallContext;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::receivers::{self, Receives};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, ContentName, NbdIndex, NbdUri};
+use crate::id::{BackendId, ContentName, NbdUri};
 use crate::kernel::blockdev;
 use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, TlsInfo};
 use crate::uevent::Watch;
@@ -72,11 +72,6 @@ impl Engine {
         let deadline = call.deadline;
         call.enter(Stage::Dial);
         let (connections, export, tls) = dial_all(uri, request, deadline)?;
-        let export = if request.nbd.read_only {
-            export.made_read_only()
-        } else {
-            export
-        };
         let geometry = export.geometry(nbd::page_size()?, request.nbd.block_size)?;
 
         call.enter(Stage::Identify);
@@ -88,6 +83,7 @@ impl Engine {
         call.enter(Stage::Connect);
         let sockets = connections.into_iter().map(|connection| connection.stream);
         let mut offer = Offer {
+            uri,
             request,
             backend,
             export: &export,
@@ -101,18 +97,8 @@ impl Engine {
             _lock: _held,
         } = self.connect_free(&offer, deadline)?;
         self.nbd_reads.has_new_connection(device.index());
-        let timeouts = request.nbd.timeouts().into();
-        let connected_by = device.pid().ok().flatten();
-        let sockets = std::mem::take(&mut offer.sockets);
-        let mut link = Link::new(
-            uri.clone(),
-            backend.clone(),
-            sockets,
-            timeouts,
-            connected_by,
-        );
+        let mut link = offer.take_link(&device);
         link.content = first.map(|first| KnownContent { first, written });
-        link.expected.clone_from(&request.nbd.expected);
         link.tls.clone_from(&tls);
         let served = Served { content, tls };
         let received = device
@@ -130,33 +116,36 @@ impl Engine {
             }
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
-                let deadline = deadline.for_rollback();
                 link.shut_down();
-                match self.disconnect_again(device.index(), &mut watch, deadline) {
-                    Ok(()) if connects_again && !deadline.has_passed() => Ok(None),
-                    Ok(()) => Err(error),
-                    Err(failure) => Err(error.with_last_seen(failure)),
-                }
+                self.disconnect_again(&device, &mut watch, connects_again, error, deadline)?;
+                Ok(None)
             }
         }
     }
 
     /// Disconnects a device that this attach connected, and waits until it is free: it stays
-    /// until its last close, which may be that of udev's probe. Returns why that failed.
+    /// until its last close, which may be that of udev's probe.
+    ///
+    /// # Errors
+    /// `error`, unless the attach connects again.
     fn disconnect_again(
         &self,
-        index: NbdIndex,
+        device: &NbdDevice,
         watch: &mut Watch,
+        connects_again: bool,
+        error: Error,
         deadline: Deadline,
-    ) -> Result<(), String> {
-        let roots = self.roots();
-        nbd::disconnect(roots, index, deadline)
-            .and_then(|()| nbd::wait_until_free(roots, index, watch, deadline))
-            .map_err(|failure| {
-                format!(
-                    "nbd{index} was connected, and the rollback could not disconnect it: {failure}"
-                )
-            })
+    ) -> Result<()> {
+        let (roots, index, deadline) = (self.roots(), device.index(), deadline.for_rollback());
+        let disconnected = nbd::disconnect(roots, index, deadline)
+            .and_then(|()| nbd::wait_until_free(roots, index, watch, deadline));
+        match disconnected {
+            Ok(()) if connects_again && !deadline.has_passed() => Ok(()),
+            Ok(()) => Err(error),
+            Err(failure) => Err(error.with_last_seen(format!(
+                "nbd{index} was connected, and the rollback could not disconnect it: {failure}"
+            ))),
+        }
     }
 
     /// Whether the kernel receives over each connection. For a single connection the settling
@@ -239,7 +228,7 @@ impl Engine {
 }
 
 /// Dials as many connections as the request wants and the server takes. Also returns what the
-/// first one serves, and its TLS.
+/// first one serves, read-only if the request wants that, and its TLS.
 fn dial_all(
     uri: &NbdUri,
     request: &AttachRequest,
@@ -260,6 +249,11 @@ fn dial_all(
         }
         connections.push(next);
     }
+    let export = if request.nbd.read_only {
+        export.made_read_only()
+    } else {
+        export
+    };
     Ok((connections, export, tls))
 }
 

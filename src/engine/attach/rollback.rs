@@ -1,10 +1,11 @@
 //! The rollback of a failed attach.
 
-use crate::deadline::Backoff;
+use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::usage::{Extent, Removal, Usage, Users};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::ScsiDevice;
 use crate::uevent::Watch;
@@ -55,40 +56,24 @@ fn remove(
         {
             tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
         }
-        match engine.remove_device(device, watch, call) {
-            Err(error) if error.kind() == ErrorKind::InUse && !deadline.has_passed() => {
-                let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
-                let users = match &disk {
-                    Some(disk) => engine.users_of(disk, Extent::All, deadline)?,
-                    None => Users::default(),
-                };
-                let usage = users.judge(engine.roots(), Removal::FlushedDisk);
-                // The user may have released the device since. The call gives up where it
-                // sees no user twice.
-                let lets_go = match usage {
-                    _ if map.is_some() => true,
-                    Usage::Busy(_) => false,
-                    Usage::Transient if users.has_stacked() => true,
-                    _ => !std::mem::replace(&mut unseen, true),
-                };
-                if daemon.is_none() || !lets_go {
-                    return Err(error);
+        let Err(error) = engine.remove_device(device, watch, call) else {
+            break;
+        };
+        let is_temporary = !deadline.has_passed()
+            && match error.kind() {
+                ErrorKind::InUse => {
+                    may_let_go(engine, disk.as_ref(), &mut unseen, deadline)? && daemon.is_some()
                 }
-                watch.next(deadline.at_most(pauses.pause()));
-            }
-            // Another process removes the device: the next turn waits for that, or finds
-            // it gone. A failed flush is never retried: the kernel has dropped the dirty
-            // pages.
-            Err(error)
-                if error.kind() == ErrorKind::Vanished
-                    && error.stage() != Some(Stage::Flush)
-                    && !deadline.has_passed() =>
-            {
-                watch.next(deadline.at_most(pauses.pause()));
-            }
-            Ok(_) => break,
-            Err(error) => return Err(error),
+                // Another process removes the device: the next turn waits for that, or finds
+                // it gone. A failed flush is never retried: the kernel has dropped the dirty
+                // pages.
+                ErrorKind::Vanished => error.stage() != Some(Stage::Flush),
+                _ => false,
+            };
+        if !is_temporary {
+            return Err(error);
         }
+        watch.next(deadline.at_most(pauses.pause()));
     }
     match above {
         Some(map) => engine
@@ -99,4 +84,25 @@ fn remove(
             }),
         None => Ok(()),
     }
+}
+
+/// Whether the users of a device that is in use may release it by themselves. They may have
+/// released it since, so one turn without a user counts; `unseen` says that there was one.
+fn may_let_go(
+    engine: &Engine,
+    disk: Option<&BlockDevice>,
+    unseen: &mut bool,
+    deadline: Deadline,
+) -> Result<bool> {
+    let map = disk.map(Map::of_path).transpose()?.flatten();
+    let users = match disk {
+        Some(disk) => engine.users_of(disk, Extent::All, deadline)?,
+        None => Users::default(),
+    };
+    Ok(match users.judge(engine.roots(), Removal::FlushedDisk) {
+        _ if map.is_some() => true,
+        Usage::Busy(_) => false,
+        Usage::Transient if users.has_stacked() => true,
+        _ => !std::mem::replace(unseen, true),
+    })
 }

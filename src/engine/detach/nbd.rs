@@ -100,17 +100,8 @@ impl Engine {
             not_looked_at,
         } = self.claim_and_flush(disk, request.flush_policy, &mut watch, call)?;
         call.enter(Stage::Disconnect);
-        let lock = |id| DeviceLock::take(roots, &DeviceLock::of_connections(id), deadline);
+        let lock = |id| self.lock_connections_of(device, id, deadline);
         let _connections = backend.map(lock).transpose()?;
-        // Under the claim no other process can start to use the device, but a client may
-        // have connected the index anew before.
-        let now = device.backend()?;
-        if backend.is_some() && now.as_deref() != backend.map(BackendId::as_str) {
-            let now = now.unwrap_or_default();
-            let message = format!("nbd{index} has backend id {now:?} now: it was left alone");
-            return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Disconnect));
-        }
-
         if let Claim::Held(file) = &claim {
             udev_lock::keep_udev_away(file, deadline);
         }
@@ -140,6 +131,26 @@ impl Engine {
             not_looked_at,
             ..Detachment::unchanged(place)
         })
+    }
+
+    /// Locks the connections of this backend id, which the device must still have. Under the
+    /// claim no other process can start to use the device, but a client may have connected the
+    /// index anew before.
+    fn lock_connections_of(
+        &self,
+        device: &NbdDevice,
+        backend: &BackendId,
+        deadline: Deadline,
+    ) -> Result<DeviceLock> {
+        let connections = DeviceLock::of_connections(backend);
+        let lock = DeviceLock::take(self.roots(), &connections, deadline)?;
+        let now = device.backend()?.unwrap_or_default();
+        if now == backend.as_str() {
+            return Ok(lock);
+        }
+        let index = device.index();
+        let message = format!("nbd{index} has backend id {now:?} now: it was left alone");
+        Err(Error::new(ErrorKind::Vanished, message).at(Stage::Disconnect))
     }
 
     fn end_link(&self, index: NbdIndex, flush: &Flush, deadline: Deadline) -> Result<()> {

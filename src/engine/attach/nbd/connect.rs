@@ -8,9 +8,9 @@ use crate::engine::attach::{AttachRequest, Attachment, Unit};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, NbdIndex};
+use crate::id::{BackendId, NbdIndex, NbdUri};
 use crate::kernel::Roots;
-use crate::nbd::{self, Connect, Export, ExportFlags, Geometry, NbdDevice, State};
+use crate::nbd::{self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, State};
 use crate::uevent::Watch;
 
 /// A device that was just connected.
@@ -32,6 +32,7 @@ enum IfOpened {
 
 /// The connections and the settings that are offered to the kernel.
 pub(super) struct Offer<'a> {
+    pub(super) uri: &'a NbdUri,
     pub(super) request: &'a AttachRequest,
     pub(super) backend: &'a BackendId,
     pub(super) export: &'a Export,
@@ -50,6 +51,21 @@ impl Offer<'_> {
             .block_size(self.geometry.block_size)
             .server_flags(self.export.flags)
             .backend(self.backend.clone()))
+    }
+
+    /// The link of the connected device; it takes this process's sockets out of the offer.
+    pub(super) fn take_link(&mut self, device: &NbdDevice) -> Link {
+        let nbd = &self.request.nbd;
+        let connected_by = device.pid().ok().flatten();
+        let mut link = Link::new(
+            self.uri.clone(),
+            self.backend.clone(),
+            std::mem::take(&mut self.sockets),
+            nbd.timeouts().into(),
+            connected_by,
+        );
+        link.expected.clone_from(&nbd.expected);
+        link
     }
 
     /// Checks that what was read back is what was offered.
