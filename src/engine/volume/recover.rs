@@ -224,24 +224,23 @@ impl Engine {
     ) -> Result<(Condition, Action)> {
         let operation = record.intent.as_ref().map(|intent| intent.operation);
         let stands = !matches!(seen, Observed::Nothing);
-        let done = |action| Ok((condition, action));
-        match operation {
-            None => self.look_after(record, seen, condition, patience, deadline),
+        let without_intent = || Record {
+            intent: None,
+            ..record.clone()
+        };
+        let action = match operation {
+            None => return self.look_after(record, seen, condition, patience, deadline),
             Some(Operation::Detach { abandon_unwritten }) => {
                 let how = DetachVolume {
                     abandon: abandon_unwritten,
                     ..DetachVolume::default()
                 };
-                // A refused detach leaves it attached, and no later recovery may detach it.
-                let attached = Record {
-                    intent: None,
-                    ..record.clone()
-                };
                 if !abandon_unwritten {
                     self.wait_for_probe_of(record, deadline)?;
                 }
-                self.detach_guarded(guard, attached, &how, deadline)?;
-                done(Action::Finished)
+                // A refused detach leaves it attached, and no later recovery may detach it.
+                self.detach_guarded(guard, without_intent(), &how, deadline)?;
+                Action::Finished
             }
             Some(Operation::Attach) if stands => {
                 let (_, healed) = self.look_after(record, seen, condition, patience, deadline)?;
@@ -251,31 +250,26 @@ impl Engine {
                 let request = record.spec.request()?;
                 let before = Some(record.clone());
                 self.attach_guarded(guard, before, record.clone(), &request, deadline)?;
-                done(Action::Finished)
+                Action::Finished
             }
             Some(Operation::Resize { at_least }) if matches!(seen, Observed::Answers { .. }) => {
                 self.resize_guarded(guard, record.clone(), at_least, deadline)?;
-                done(Action::Finished)
+                Action::Finished
             }
             // Its paths come back, and the resize stays begun until then.
-            Some(Operation::Resize { .. }) if condition == Condition::LinkDead => {
-                done(Action::Nothing)
-            }
+            Some(Operation::Resize { .. }) if condition == Condition::LinkDead => Action::Nothing,
             Some(Operation::Attach) if record.outcome.is_none() => {
                 self.detach_guarded(guard, record.clone(), &DetachVolume::default(), deadline)?;
                 // No caller got the device.
                 guard.undo(deadline.for_rollback())?;
-                done(Action::Undone)
+                Action::Undone
             }
             Some(Operation::Attach | Operation::Resize { .. }) => {
-                let attached = Record {
-                    intent: None,
-                    ..record.clone()
-                };
-                guard.write(attached, deadline)?;
-                done(Action::Nothing)
+                guard.write(without_intent(), deadline)?;
+                Action::Nothing
             }
-        }
+        };
+        Ok((condition, action))
     }
 
     /// Asks the server of an attached NBD device whether it lives, and has the kernel read

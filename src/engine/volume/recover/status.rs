@@ -116,6 +116,25 @@ impl VolumeStatus {
         new.names = names.cloned().unwrap_or_default();
         new
     }
+
+    /// Records the paths of these routes that lead to none of the devices at `taken`.
+    fn note_missing_paths(&mut self, routes: Vec<Route>, taken: &BTreeSet<Hctl>) {
+        for route in routes {
+            match route.address {
+                Ok(hctl) if taken.contains(&hctl) => {}
+                Ok(hctl) => self.unscanned.push(hctl),
+                Err(why) => {
+                    if let RouteKind::Iscsi { portal, .. } = &route.via
+                        && self.spec.log_in.is_some()
+                        && why.reason == MissingReason::NoSession
+                    {
+                        self.without_session.push(portal.clone());
+                    }
+                    self.missing.push(MissingPath::new(route.via, &why));
+                }
+            }
+        }
+    }
 }
 
 impl Engine {
@@ -248,55 +267,15 @@ impl Engine {
         snapshot: &SysfsSnapshot,
         record: &Record,
     ) -> Result<Observed> {
-        let names = record.names();
-        let unique = names.first().filter(|name| name.is_unique());
-        let mut there: Vec<&Scanned> = match unique {
-            Some(name) => snapshot.named(name),
-            None => Vec::new(),
-        };
         let routes = self.survey_routes(found);
-        if record.outcome.is_none() || unique.is_none() {
-            let unit = Identity::of(names.iter().cloned());
-            let attached = record.outcome.is_some();
-            let own = |scanned: &&Scanned| {
-                let is_other = attached && unit.compare(&scanned.identity).is_different();
-                !is_other && !snapshot.is_anothers(&scanned.identity, &found.volume)
-            };
-            let is_renumbered = |route: &&Route| match route.via {
-                RouteKind::Address { hctl } => self.is_renumbered(record, &Source::Scsi(hctl)),
-                _ => false,
-            };
-            for route in routes.iter().filter(|route| !is_renumbered(route)) {
-                let place = route.address.as_ref();
-                let Some(hctl) = place.map_or_else(|missing| missing.hctl, |hctl| Some(*hctl))
-                else {
-                    continue;
-                };
-                let at = snapshot.scsi.iter().find(|s| s.device.hctl() == hctl);
-                there.extend(at.filter(own));
-            }
-        }
-        for route in routes {
-            match route.address {
-                Ok(hctl) if snapshot.taken.contains(&hctl) => {}
-                Ok(hctl) => found.unscanned.push(hctl),
-                Err(why) => {
-                    if let RouteKind::Iscsi { portal, .. } = &route.via
-                        && found.spec.log_in.is_some()
-                        && why.reason == MissingReason::NoSession
-                    {
-                        found.without_session.push(portal.clone());
-                    }
-                    found.missing.push(MissingPath::new(route.via, &why));
-                }
-            }
-        }
+        let there = self.scanned_of(snapshot, record, &routes);
+        found.note_missing_paths(routes, &snapshot.taken);
         found.paths = there.iter().map(|scanned| scanned.device.hctl()).collect();
         found.paths.sort_unstable();
         let silent = there.iter().filter(|scanned| !scanned.runs);
         found.silent = silent.map(|scanned| scanned.device.hctl()).collect();
         if there.is_empty() {
-            for name in names.iter().filter(|name| name.is_unique()) {
+            for name in record.names().iter().filter(|name| name.is_unique()) {
                 if let Some(map) = Map::find(self.roots(), name)? {
                     let what = format!("the map {} has no paths", map.name());
                     return Ok(Observed::Silent(what));
@@ -328,6 +307,43 @@ impl Engine {
             }
         }
         Ok(Observed::answers(what, handed_out))
+    }
+
+    /// The devices that are paths of the volume: by its unique name, and by its sources while
+    /// that name is not known or was not read back.
+    fn scanned_of<'a>(
+        &self,
+        snapshot: &'a SysfsSnapshot,
+        record: &Record,
+        routes: &[Route],
+    ) -> Vec<&'a Scanned> {
+        let names = record.names();
+        let unique = names.first().filter(|name| name.is_unique());
+        let mut there = unique.map_or_else(Vec::new, |name| snapshot.named(name));
+        let attached = record.outcome.is_some();
+        if attached && unique.is_some() {
+            return there;
+        }
+        let unit = Identity::of(names);
+        let own = |scanned: &&Scanned| {
+            let is_other = attached && unit.compare(&scanned.identity).is_different();
+            !is_other && !snapshot.is_anothers(&scanned.identity, &record.volume)
+        };
+        for route in routes {
+            if let RouteKind::Address { hctl } = route.via
+                && self.is_renumbered(record, &Source::Scsi(hctl))
+            {
+                continue;
+            }
+            let place = match &route.address {
+                Ok(hctl) => Some(*hctl),
+                Err(missing) => missing.hctl,
+            };
+            let mut scanned = snapshot.scsi.iter();
+            let at = scanned.find(|scanned| Some(scanned.device.hctl()) == place);
+            there.extend(at.filter(own));
+        }
+        there
     }
 
     /// The routes of the volume's sources. An address whose route cannot be read counts as
