@@ -10,16 +10,15 @@ mod barrier;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::event::Notice;
 use super::event::{Event, Origin};
 use super::mode::Mode;
 use super::watch::Watch;
-use crate::deadline::{Backoff, Deadline};
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::{Roots, sysfs};
-use barrier::{Barrier, gone};
+use barrier::{Barriers, gone};
 
 /// How lunbd proved that a device had settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
@@ -65,10 +64,6 @@ impl SettledDevice {
     }
 }
 
-/// How long udev may take for one event before we send another barrier. A udevd
-/// that was killed while it handled the event starts anew without it.
-const BARRIER_RESEND_AFTER: Duration = Duration::from_secs(10);
-
 /// Waits until udev is done with the device whose sysfs directory is `dir`. Without
 /// udev, it waits until the kernel has announced the device.
 ///
@@ -93,33 +88,17 @@ pub(crate) fn settle(
         .seen_events()
         .of(&devpath)
         .map_or(0, |seen| seen.kernel);
-    let mut barrier: Option<Barrier> = None;
+    let mut barriers = Barriers::new(roots, dir, deadline);
+    // Without a seen event, or after a missed one, only a barrier proves it.
     let mut by_event = needed != 0;
-    let mut pauses = Backoff::new(BARRIER_RESEND_AFTER, 8 * BARRIER_RESEND_AFTER);
-    let mut next_barrier = Deadline::after(pauses.pause());
     loop {
-        // Without a seen event, or after a missed one, send a barrier now.
-        let mut unanswered = barrier.as_ref().is_some_and(Barrier::is_lost);
-        if next_barrier.has_passed() {
-            unanswered = true;
-            next_barrier = Deadline::after(pauses.pause());
-        }
         let missed = watch.take_missed();
-        if missed {
-            by_event = false;
-            barrier.iter_mut().for_each(Barrier::forget_marks);
-        }
-        if missed || unanswered || (needed == 0 && barrier.is_none()) {
-            barrier = Some(Barrier::send(barrier.take(), roots, dir, deadline)?);
-        }
+        by_event &= !missed;
+        barriers.send_if_due(missed, by_event)?;
         if by_event && let Some(settled) = settled_by_event(watch, &devpath, by, needed) {
             return Ok(settled);
         }
-        let limit = barrier
-            .as_ref()
-            .map_or(deadline, |barrier| barrier.wait_limit(deadline));
-        let limit = limit.at_most(next_barrier.remaining());
-        match watch.next(limit) {
+        match watch.next(barriers.wait_limit()) {
             Some(Notice::Event(event)) if event.devpath == devpath => {
                 // udev's event for the removal of the previous device may come
                 // late.
@@ -127,10 +106,7 @@ pub(crate) fn settle(
                 if event.action == "remove" && seen.is_some_and(|seen| seen.gone) {
                     return Err(gone(dir));
                 }
-                let answered = barrier
-                    .as_mut()
-                    .is_some_and(|barrier| barrier.is_answered(&event, by));
-                if answered {
+                if barriers.are_answered(&event, by) {
                     return Ok(match by {
                         Origin::Udev => SettledDevice::of(Settled::Barrier, &event),
                         Origin::Kernel => SettledDevice::without_udev(),

@@ -10,82 +10,110 @@ use crate::kernel::{Roots, sysfs, worker};
 use crate::uevent::event::{Event, Origin};
 use crate::uevent::mark;
 
-/// An event that we request from the kernel
+/// How long udev may take for one event before we send another barrier. A udevd
+/// that was killed while it handled the event starts anew without it.
+const RESEND_AFTER: Duration = Duration::from_secs(10);
+
+/// The barriers of one device: events that we request from the kernel
 /// (`Documentation/ABI/testing/sysfs-uevent`, Linux 4.13).
-pub(super) struct Barrier {
+pub(super) struct Barriers<'a> {
+    roots: &'a Roots,
+    dir: &'a Path,
+    deadline: Deadline,
     /// All marks that prove it. A slow udevd may answer an earlier one.
     marks: Vec<String>,
-    /// The kernel has sent the event, and only udev's answer is missing.
-    echoed: bool,
-    /// When to consider the event lost: the kernel drops the events of a disk while
-    /// it still reads the disk's partitions.
-    echo_due: Deadline,
+    last: Last,
     pauses: Backoff,
+    resend_due: Deadline,
+    resend_pauses: Backoff,
 }
 
-impl Barrier {
-    pub(super) fn send(
-        earlier: Option<Self>,
-        roots: &Roots,
-        dir: &Path,
-        deadline: Deadline,
-    ) -> Result<Self> {
+/// The last barrier.
+enum Last {
+    None,
+    /// When to consider the event lost: the kernel drops the events of a disk while
+    /// it still reads the disk's partitions.
+    Requested(Deadline),
+    /// The kernel has sent the event, and only udev's answer is missing.
+    Echoed,
+}
+
+impl<'a> Barriers<'a> {
+    pub(super) fn new(roots: &'a Roots, dir: &'a Path, deadline: Deadline) -> Self {
+        let mut resend_pauses = Backoff::new(RESEND_AFTER, 8 * RESEND_AFTER);
+        Self {
+            roots,
+            dir,
+            deadline,
+            marks: Vec::new(),
+            last: Last::None,
+            pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(1)),
+            resend_due: Deadline::after(resend_pauses.pause()),
+            resend_pauses,
+        }
+    }
+
+    /// Sends a barrier where events were `missed`, where the last one is lost or udev takes
+    /// long to answer it, and at first where no other event will do.
+    pub(super) fn send_if_due(&mut self, missed: bool, another_event_will_do: bool) -> Result<()> {
+        let mut is_due = match self.last {
+            Last::None => !another_event_will_do,
+            Last::Requested(due) => due.has_passed(),
+            Last::Echoed => false,
+        };
+        if self.resend_due.has_passed() {
+            is_due = true;
+            self.resend_due = Deadline::after(self.resend_pauses.pause());
+        }
+        if missed {
+            // The marks lie before the missed events.
+            self.marks.clear();
+        }
+        if is_due || missed {
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<()> {
         let uuid = mark::new()?;
-        let (attribute, text) = (dir.join("uevent"), format!("change {uuid}"));
-        let devices = roots.devices.clone();
-        tracing::debug!(%uuid, dir = %dir.display(), "barrier");
+        let (attribute, text) = (self.dir.join("uevent"), format!("change {uuid}"));
+        let devices = self.roots.devices.clone();
+        tracing::debug!(%uuid, dir = %self.dir.display(), "barrier");
         point!(BarrierToSend);
         worker::run(
             Stage::Settle,
             "the kernel to send a marked event",
-            deadline,
+            self.deadline,
             || "not returned".to_owned(),
             move || sysfs::write(&devices, &attribute, &text),
         )
         .map_err(|error| match error.kind() {
-            ErrorKind::Vanished => gone(dir).caused_by(error),
+            ErrorKind::Vanished => gone(self.dir).caused_by(error),
             _ => error,
         })?;
         point!(BarrierSent);
-        let (mut marks, mut pauses) = earlier.map_or_else(
-            || {
-                let pauses = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-                (Vec::new(), pauses)
-            },
-            |earlier| (earlier.marks, earlier.pauses),
-        );
-        marks.push(uuid);
-        Ok(Self {
-            marks,
-            echoed: false,
-            echo_due: Deadline::after(pauses.pause()),
-            pauses,
-        })
+        self.marks.push(uuid);
+        self.last = Last::Requested(Deadline::after(self.pauses.pause()));
+        Ok(())
     }
 
-    /// Forgets the marks, which lie before the missed events.
-    pub(super) fn forget_marks(&mut self) {
-        self.marks.clear();
-    }
-
-    pub(super) fn is_answered(&mut self, event: &Event, by: Origin) -> bool {
+    pub(super) fn are_answered(&mut self, event: &Event, by: Origin) -> bool {
         let mark = event.synth_uuid.as_ref();
         let marked = mark.is_some_and(|mark| self.marks.contains(mark));
-        self.echoed |= marked;
+        if marked {
+            self.last = Last::Echoed;
+        }
         marked && event.origin == by
     }
 
-    pub(super) fn is_lost(&self) -> bool {
-        !self.echoed && self.echo_due.has_passed()
-    }
-
     /// How long to wait now: first for the kernel's event, then for udev's.
-    pub(super) fn wait_limit(&self, deadline: Deadline) -> Deadline {
-        if self.echoed || deadline.remaining() < self.echo_due.remaining() {
-            deadline
-        } else {
-            self.echo_due
-        }
+    pub(super) fn wait_limit(&self) -> Deadline {
+        let limit = match self.last {
+            Last::Requested(due) if due.remaining() <= self.deadline.remaining() => due,
+            _ => self.deadline,
+        };
+        limit.at_most(self.resend_due.remaining())
     }
 }
 
