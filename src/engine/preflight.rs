@@ -218,10 +218,8 @@ impl Engine {
                 Some(ConnectionStatus::GivenUp) => "was lost for too long and its I/O fails",
                 _ => continue,
             };
-            lost.push(format!(
-                "session {} {whose} {connection_status}",
-                session.id()
-            ));
+            let id = session.id();
+            lost.push(format!("session {id} {whose} {connection_status}"));
         }
         let daemon = if process::is_running(roots, "iscsid")? {
             "iscsid runs: lunbd uses its sessions and never ends them, and it leaves lunbd's \
@@ -229,11 +227,10 @@ impl Engine {
         } else {
             "iscsid does not run and is not needed: lunbd logs in by itself"
         };
-        let mut seen = vec![format!(
-            "{ours} sessions of lunbd, {others} of other programs; {daemon}"
-        )];
-        seen.extend_from_slice(&lost);
-        let seen = seen.join("; ");
+        let mut seen = format!("{ours} sessions of lunbd, {others} of other programs; {daemon}");
+        for session in &lost {
+            seen = format!("{seen}; {session}");
+        }
         if !incomplete.is_empty() {
             // The next login or recovery recognises lunbd's own by the file that its creator left.
             let numbers = incomplete.join(", ");

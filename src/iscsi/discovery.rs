@@ -179,11 +179,9 @@ fn login(options: &DiscoveryOptions) -> Result<LoginOptions> {
     };
     let initiator = options.initiator.clone();
     let login = LoginOptions::new(initiator, SessionKind::Discovery, Isid(isid));
-    let login = login.offer(offer).from(options.local.clone());
-    Ok(match &options.credentials {
-        Some(credentials) => login.credentials(credentials.clone()),
-        None => login,
-    })
+    let mut login = login.offer(offer).from(options.local.clone());
+    login.credentials.clone_from(&options.credentials);
+    Ok(login)
 }
 
 fn ask<S: Read + Write>(wire: &mut Wire<S>, portal: &Portal) -> Result<Discovered> {
@@ -284,10 +282,8 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
             }
             // The value is `Reject` or `NotUnderstood`.
             ("SendTargets", _) => {
-                let message = format!(
-                    "{PEER} does not list its targets: \"{}\"",
-                    escape_untrusted(pair.value.as_bytes())
-                );
+                let value = escape_untrusted(pair.value.as_bytes());
+                let message = format!("{PEER} does not list its targets: \"{value}\"");
                 return Err(Error::new(ErrorKind::Refused, message));
             }
             (key, _) => tracing::debug!(key, "a key that is no part of a list"),

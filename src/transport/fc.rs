@@ -32,15 +32,13 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
             // The port is gone meanwhile.
             Ok(None) => continue,
             Err(error) => {
-                unreadable.push(format!(
-                    "{}, whose name cannot be read: {error}",
-                    rport.name
-                ));
+                let name = rport.name;
+                unreadable.push(format!("{name}, whose name cannot be read: {error}"));
                 continue;
             }
         };
         if let Some(&position) = order.get(&wwpn)
-            && let Some(place) = rport.address(wwpn, uri.lun())
+            && let Some(address) = rport.address(wwpn, uri.lun())
         {
             let via = RouteKind::Fc {
                 host: Some(rport.name.host),
@@ -48,13 +46,7 @@ pub fn fc_routes(roots: &Roots, uri: &FcUri) -> Result<Vec<Route>> {
                 rport: Some(rport.name.to_string()),
             };
             let key = (position, rport.name.host, rport.name);
-            found.insert(
-                key,
-                Route {
-                    via,
-                    address: place,
-                },
-            );
+            found.insert(key, Route { via, address });
         }
     }
     let usable = found.iter().filter(|(_, route)| route.address.is_ok());

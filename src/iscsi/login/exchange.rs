@@ -34,35 +34,7 @@ pub(in crate::iscsi) fn negotiate_session<S: Read + Write>(
 ) -> Result<Outcome> {
     let mut negotiation = Negotiation::new(options, challenges);
     for _ in 0..MAX_EXCHANGES {
-        let stage = negotiation.stage();
-        let (text, transit) = negotiation.request()?;
-        let request = LoginRequest {
-            stage,
-            transit,
-            isid: options.isid,
-            tsih: 0,
-            tag: TAG,
-            cid: CID,
-            cmd_sn: wire.cmd_sn,
-            exp_stat_sn: wire.exp_stat_sn,
-            text: text.as_bytes(),
-        };
-        wire.send("a login request", &request.encode())?;
-        let waiting_for = format!("the answer to a login request of the stage {stage:?}");
-        let received = wire.receive(&waiting_for);
-        let (response, data) =
-            match received.map_err(|error| explain_disconnect(error, stage, options))? {
-                (Response::Login(response), data) => (response, data),
-                (Response::Reject(reject), _) => return Err(rejected(reject.reason)),
-                (other, _) => {
-                    return Err(violation(
-                        "opcode",
-                        other.name(),
-                        "that of a login response",
-                    ));
-                }
-            };
-        check_response(&response, options)?;
+        let (response, data) = exchange(wire, &mut negotiation, options)?;
         match response.status_class {
             0 => wire.exp_stat_sn = response.stat_sn.wrapping_add(1),
             1 => return redirected(&data),
@@ -89,7 +61,47 @@ pub(in crate::iscsi) fn negotiate_session<S: Read + Write>(
             return Ok(Outcome::LoggedIn(session));
         }
     }
-    Err(too_many_exchanges())
+    let expected = "the full feature phase after at most 32";
+    Err(violation(
+        "the number of login exchanges",
+        "too large",
+        expected,
+    ))
+}
+
+/// Sends the next request and returns its response and that one's text.
+fn exchange<S: Read + Write>(
+    wire: &mut Wire<S>,
+    negotiation: &mut Negotiation<'_>,
+    options: &LoginOptions,
+) -> Result<(LoginResponse, Vec<u8>)> {
+    let stage = negotiation.stage();
+    let (text, transit) = negotiation.request()?;
+    let request = LoginRequest {
+        stage,
+        transit,
+        isid: options.isid,
+        tsih: 0,
+        tag: TAG,
+        cid: CID,
+        cmd_sn: wire.cmd_sn,
+        exp_stat_sn: wire.exp_stat_sn,
+        text: text.as_bytes(),
+    };
+    wire.send("a login request", &request.encode())?;
+    let waiting_for = format!("the answer to a login request of the stage {stage:?}");
+    let received = wire.receive(&waiting_for);
+    match received.map_err(|error| explain_disconnect(error, stage, options))? {
+        (Response::Login(response), data) => {
+            check_response(&response, options)?;
+            Ok((response, data))
+        }
+        (Response::Reject(reject), _) => Err(rejected(reject.reason)),
+        (other, _) => {
+            let expected = "that of a login response";
+            Err(violation("opcode", other.name(), expected))
+        }
+    }
 }
 
 /// Adds what was offered, because some targets close the connection without an answer if
@@ -100,14 +112,6 @@ fn explain_disconnect(error: Error, stage: LoginStage, options: &LoginOptions) -
         return error.with_last_seen(offered);
     }
     error
-}
-
-fn too_many_exchanges() -> Error {
-    violation(
-        "the number of login exchanges",
-        "too large",
-        "the full feature phase after at most 32",
-    )
 }
 
 fn check_response(response: &LoginResponse, options: &LoginOptions) -> Result<()> {

@@ -143,6 +143,11 @@ impl Parameters {
                 return Err(pair.violation("a value: every target must take one that was offered"));
             }
         }
+        self.agree(offer, pair).map(|()| true)
+    }
+
+    /// Combines the target's value with the offered one, each key in its own way.
+    fn agree(&mut self, offer: &Self, pair: &Pair<'_>) -> Result<()> {
         let smaller = |offered: u32, range| pair.number(range).map(|number| number.min(offered));
         let digest = |offered: bool| match pair.value {
             "None" => Ok(false),
@@ -179,9 +184,9 @@ impl Parameters {
             "DataSequenceInOrder" => {
                 self.data_sequence_in_order = pair.boolean()? || offer.data_sequence_in_order;
             }
-            _ => return Ok(false),
+            _ => {}
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Checks at the end that the values fit together. Without unsolicited data,
