@@ -137,28 +137,7 @@ async fn listen_on_one_socket<F: GenlFamily>(
     }
     let mut messages = pin!(messages);
     loop {
-        let next = poll_fn(|context| {
-            if Pin::new(&mut *stopped).poll(context).is_ready() {
-                return Poll::Ready(Next::Stop);
-            }
-            // Poll once before reading the socket, so that messages do not pile
-            // up, and once after it, because nothing else wakes this task for
-            // what was read.
-            for read in [false, true] {
-                if read && Pin::new(&mut connection).poll(context).is_ready() {
-                    return Poll::Ready(Next::Closed);
-                }
-                match messages.as_mut().poll_next(context) {
-                    Poll::Ready(Some((message, sender))) => {
-                        return Poll::Ready(Next::Message(message, sender));
-                    }
-                    Poll::Ready(None) => return Poll::Ready(Next::Closed),
-                    Poll::Pending => {}
-                }
-            }
-            Poll::Pending
-        });
-        match next.await {
+        match next(&mut connection, messages.as_mut(), stopped).await {
             Next::Stop => return Ok(()),
             Next::Closed => return Err(Error::new(ErrorKind::Io, "the netlink socket broke")),
             Next::Message(_, sender) if sender.port_number() != 0 => {
@@ -181,6 +160,36 @@ async fn listen_on_one_socket<F: GenlFamily>(
             },
         }
     }
+}
+
+/// Reads the socket until there is a message, or until the listening ends.
+async fn next(
+    connection: &mut (impl Future + Unpin),
+    mut messages: Pin<&mut impl Stream<Item = (NetlinkMessage<RawGenlMessage>, SocketAddr)>>,
+    stopped: &mut oneshot::Receiver<()>,
+) -> Next {
+    poll_fn(|context| {
+        if Pin::new(&mut *stopped).poll(context).is_ready() {
+            return Poll::Ready(Next::Stop);
+        }
+        // Poll once before reading the socket, so that messages do not pile
+        // up, and once after it, because nothing else wakes this task for
+        // what was read.
+        for read in [false, true] {
+            if read && Pin::new(&mut *connection).poll(context).is_ready() {
+                return Poll::Ready(Next::Closed);
+            }
+            match messages.as_mut().poll_next(context) {
+                Poll::Ready(Some((message, sender))) => {
+                    return Poll::Ready(Next::Message(message, sender));
+                }
+                Poll::Ready(None) => return Poll::Ready(Next::Closed),
+                Poll::Pending => {}
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Binds a socket, enlarges its buffer, and joins the group in which the controller announces
