@@ -37,22 +37,9 @@ pub(crate) fn run(engine: Engine, what: &arguments::Heal, json: bool) -> Result<
     let mut options = NbdOptions::default();
     let sources: Vec<Source> = match &what.volume {
         Some(volume) => {
-            let Record { spec, outcome, .. } = record_of(&engine, what, volume, deadline)?;
-            if let Some(names) = outcome.and_then(|outcome| outcome.content) {
-                options = options.last_content(names);
-            }
-            if let Some(nbd) = spec.nbd {
-                let limit = Duration::from_millis;
-                let dead = limit(nbd.dead_connection_timeout_ms);
-                options = options
-                    .backend(nbd.backend)
-                    .io_timeout(limit(nbd.io_timeout_ms))
-                    .dead_connection_timeout(dead);
-                if let Some(name) = nbd.expect {
-                    options = options.expect(name);
-                }
-            }
-            spec.sources
+            let record = record_of(&engine, what, volume, deadline)?;
+            options = record.nbd_options();
+            record.spec.sources
         }
         None => what.source.iter().cloned().collect(),
     };
@@ -145,50 +132,35 @@ fn watch(engine: Engine, options: SessionRecoveryOptions, json: bool) -> Result<
 fn heal(engine: &Engine, json: bool) -> Result<ExitCode> {
     const TO_LISTEN: Duration = Duration::from_secs(30);
     let mut healer = engine.healer(Deadline::after(TO_LISTEN))?;
-    loop {
-        for healing in healer.next(Deadline::after(Duration::MAX))? {
-            if let Err(error) = tell(Type::HealedDevice, &healing, write, json) {
-                return Ok(exit::print(|_| Err(error)));
-            }
-        }
-    }
+    tell_all(Type::HealedDevice, write, json, |until| healer.next(until))
 }
 
 fn keep(mut keeper: SessionRecovery, json: bool) -> Result<ExitCode> {
+    let in_words = |out: &mut dyn Write, kept: &_| writeln!(out, "{kept}");
+    tell_all(Type::HealedSession, in_words, json, |until| {
+        keeper.next(until)
+    })
+}
+
+/// Prints one line for each item of news until its reader goes away.
+fn tell_all<T: Serialize>(
+    of: Type,
+    in_words: impl Fn(&mut dyn Write, &T) -> io::Result<()>,
+    json: bool,
+    mut next: impl FnMut(Deadline) -> Result<Vec<T>>,
+) -> Result<ExitCode> {
     loop {
-        for kept in keeper.next(Deadline::after(Duration::MAX))? {
-            if let Err(error) = tell(
-                Type::HealedSession,
-                &kept,
-                |out, kept| writeln!(out, "{kept}"),
-                json,
-            ) {
+        for news in next(Deadline::after(Duration::MAX))? {
+            let mut out = io::stdout().lock();
+            let told = if json {
+                envelope::write(&mut out, of, &news)
+            } else {
+                in_words(&mut out, &news)
+            };
+            if let Err(error) = told.and_then(|()| out.flush()) {
                 return Ok(exit::print(|_| Err(error)));
             }
         }
-    }
-}
-
-/// Prints one line.
-fn tell<T: Serialize>(
-    of: Type,
-    news: &T,
-    in_words: impl FnOnce(&mut dyn Write, &T) -> io::Result<()>,
-    json: bool,
-) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    if json {
-        envelope::write(&mut out, of, news)?;
-    } else {
-        in_words(&mut out, news)?;
-    }
-    out.flush()
-}
-
-fn write_budget(out: &mut dyn Write, left: Option<Duration>) -> io::Result<()> {
-    match left {
-        Some(left) => write!(out, " (I/O waits for {} s more)", left.as_secs()),
-        None => Ok(()),
     }
 }
 
@@ -219,6 +191,8 @@ fn write(out: &mut dyn Write, healing: &HealReport) -> io::Result<()> {
         _ => "unknown".to_owned(),
     };
     write!(out, "nbd{index} {source}: {words}")?;
-    write_budget(out, healing.budget_left)?;
+    if let Some(left) = healing.budget_left {
+        write!(out, " (I/O waits for {} s more)", left.as_secs())?;
+    }
     writeln!(out)
 }

@@ -128,8 +128,9 @@ impl Record {
         names
     }
 
-    /// The options with which an NBD volume is healed.
-    pub(in crate::engine) fn nbd_options(&self) -> NbdOptions {
+    /// The options with which an NBD volume is healed; the defaults for another volume.
+    #[must_use]
+    pub fn nbd_options(&self) -> NbdOptions {
         let mut options = self.spec.nbd_options();
         let outcome = self.outcome.as_ref();
         options.last_content = outcome.and_then(|outcome| outcome.content.clone());
