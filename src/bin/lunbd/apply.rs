@@ -4,8 +4,9 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use lunbd::engine::journal::Journal;
 use lunbd::id::VolumeId;
-use lunbd::reconcile::{Actual, Options, Plan, Reconciler, StepKind, plan};
+use lunbd::reconcile::{Actual, Desired, Options, Plan, Reconciler, StepKind, plan};
 use lunbd::{Deadline, Engine, Error, ErrorKind, Result};
 use serde::Serialize;
 
@@ -54,28 +55,13 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
     }
     let follow = || FollowedFile::within(&what.file, what.timeout, deadline);
     let mut watched = what.watch.then(follow).transpose()?;
-    let mut desired = match &mut watched {
+    let desired = match &mut watched {
         Some(file) => file.read_first(deadline)?,
         None => FileReader::new(&what.file, false).read(deadline)?,
     };
     let journal = recover::open_and_tell(&engine, what.journal.as_deref(), json, deadline)?;
     let actual = Actual::read(&engine, &journal)?;
-    let mut steps = plan(&desired, &actual);
-    let (nothing, known) = (Plan::default(), actual.iter().count());
-    let checked = detach_limit::check(&steps, &desired, &nothing, known, what.allow_detach);
-    let refused = match checked {
-        // A restarted agent must keep what is wanted, also beside many volumes whose detach
-        // it could not finish.
-        Err(error) if what.watch => {
-            desired = detach_limit::without_detaches(&steps, &desired, &journal.records())?;
-            steps = plan(&desired, &actual);
-            Some(error)
-        }
-        checked => {
-            checked?;
-            None
-        }
-    };
+    let (desired, steps, refused) = plan_within_limit(desired, &actual, &journal, what)?;
     let shown = exit::print(|out| show_plan(out, &steps, json));
     let options = Options::default()
         .threads(what.threads)
@@ -105,6 +91,28 @@ pub(crate) fn run(engine: Engine, what: &arguments::Apply, json: bool) -> Result
         }
         None => ExitCode::FAILURE,
     })
+}
+
+/// The plan, and what it is for. Where it would detach too many volumes while the file is
+/// watched, it detaches none, and the error is returned as well: a restarted agent must keep
+/// what is wanted, also beside many volumes whose detach it could not finish.
+fn plan_within_limit(
+    desired: Desired,
+    actual: &Actual,
+    journal: &Journal,
+    what: &arguments::Apply,
+) -> Result<(Desired, Plan, Option<Error>)> {
+    let steps = plan(&desired, actual);
+    let (nothing, known) = (Plan::default(), actual.iter().count());
+    match detach_limit::check(&steps, &desired, &nothing, known, what.allow_detach) {
+        Ok(()) => Ok((desired, steps, None)),
+        Err(error) if what.watch => {
+            let kept = detach_limit::without_detaches(&steps, &desired, &journal.records())?;
+            let steps = plan(&kept, actual);
+            Ok((kept, steps, Some(error)))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn dry_run(
