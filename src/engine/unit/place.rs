@@ -224,6 +224,7 @@ pub(in crate::engine) fn refuse_weak_name(name: &Wwid, devices: &[ScsiDevice]) -
 
 #[cfg(test)]
 mod tests {
+    use super::PlaceComparison::{Different, Same, Unknown};
     use super::*;
 
     fn at(hctl: &str, port: Option<TargetPort>) -> PathPlace {
@@ -239,76 +240,41 @@ mod tests {
 
     #[test]
     fn only_the_same_lun_of_the_same_target_port_supports_equal_names() {
-        let here = at_iscsi("1:0:0:4", "a", 1);
-        assert_eq!(
-            here.compare(&at_iscsi("2:0:0:4", "a", 1)),
-            PlaceComparison::Same
-        );
-        assert_eq!(
-            here.compare(&at_iscsi("2:0:0:5", "a", 1)),
-            PlaceComparison::Different
-        );
-        assert_eq!(
-            here.compare(&at_iscsi("2:0:0:4", "b", 1)),
-            PlaceComparison::Different
-        );
-        // The flat address of LUN 4, and that of another number.
-        assert_eq!(
-            here.compare(&at_iscsi("1:0:0:16388", "a", 1)),
-            PlaceComparison::Unknown
-        );
-        assert_eq!(
-            here.compare(&at_iscsi("1:0:0:16389", "a", 1)),
-            PlaceComparison::Different
-        );
-        assert_eq!(
-            here.compare(&at_iscsi("2:0:0:4", "a", 2)),
-            PlaceComparison::Unknown
-        );
-        assert_eq!(here.compare(&at("2:0:0:4", None)), PlaceComparison::Unknown);
         let port = |name: &str| Some(TargetPort::Fc(name.parse().unwrap()));
         let [one, other] = ["0x5000c500a1b2c3d4", "0x5000c500a1b2c3d5"];
-        let here = at("1:0:0:4", port(one));
-        assert_eq!(
-            here.compare(&at("2:0:0:4", port(one))),
-            PlaceComparison::Same
-        );
-        assert_eq!(
-            here.compare(&at("2:0:0:5", port(one))),
-            PlaceComparison::Different
-        );
-        assert_eq!(
-            here.compare(&at("2:0:0:4", port(other))),
-            PlaceComparison::Unknown
-        );
+        let iscsi = at_iscsi("1:0:0:4", "a", 1);
+        let fc = at("1:0:0:4", port(one));
         let bare = at("1:0:0:4", None);
-        assert_eq!(
-            bare.compare(&at("1:0:0:5", None)),
-            PlaceComparison::Different
-        );
-        assert_eq!(bare.compare(&at("2:0:0:4", None)), PlaceComparison::Unknown);
+        for (here, there, expected) in [
+            (&iscsi, at_iscsi("2:0:0:4", "a", 1), Same),
+            (&iscsi, at_iscsi("2:0:0:5", "a", 1), Different),
+            (&iscsi, at_iscsi("2:0:0:4", "b", 1), Different),
+            // The flat address of LUN 4, and that of another number.
+            (&iscsi, at_iscsi("1:0:0:16388", "a", 1), Unknown),
+            (&iscsi, at_iscsi("1:0:0:16389", "a", 1), Different),
+            (&iscsi, at_iscsi("2:0:0:4", "a", 2), Unknown),
+            (&iscsi, at("2:0:0:4", None), Unknown),
+            (&fc, at("2:0:0:4", port(one)), Same),
+            (&fc, at("2:0:0:5", port(one)), Different),
+            (&fc, at("2:0:0:4", port(other)), Unknown),
+            (&bare, at("1:0:0:5", None), Different),
+            (&bare, at("2:0:0:4", None), Unknown),
+        ] {
+            assert_eq!(here.compare(&there), expected, "{here:?} and {there:?}");
+        }
     }
 
     #[test]
     fn a_source_names_a_place_by_its_target_whatever_the_portal() {
         let here = at_iscsi("1:0:0:4", "a", 1);
         for (source, expected) in [
-            (
-                "iscsi://192.0.2.9/iqn.2026-01.example:a/4",
-                PlaceComparison::Same,
-            ),
-            (
-                "iscsi://192.0.2.9/iqn.2026-01.example:a/5",
-                PlaceComparison::Different,
-            ),
-            (
-                "iscsi://192.0.2.9/iqn.2026-01.example:b/4",
-                PlaceComparison::Different,
-            ),
-            ("scsi:1:0:0:4", PlaceComparison::Same),
-            ("scsi:1:0:0:5", PlaceComparison::Different),
-            ("scsi:1:0:0:16388", PlaceComparison::Unknown),
-            ("scsi:2:0:0:4", PlaceComparison::Unknown),
+            ("iscsi://192.0.2.9/iqn.2026-01.example:a/4", Same),
+            ("iscsi://192.0.2.9/iqn.2026-01.example:a/5", Different),
+            ("iscsi://192.0.2.9/iqn.2026-01.example:b/4", Different),
+            ("scsi:1:0:0:4", Same),
+            ("scsi:1:0:0:5", Different),
+            ("scsi:1:0:0:16388", Unknown),
+            ("scsi:2:0:0:4", Unknown),
         ] {
             let found = here.compare_source(&source.parse().unwrap());
             assert_eq!(found, expected, "{source}");

@@ -55,7 +55,11 @@ fn directory_with(text: &str) -> (TempDir, PathBuf) {
 fn a_file_that_is_written_in_parts_is_read_once_its_writer_has_closed_it() {
     let (_directory, path) = directory_with("old");
     let followed = Followed::start(&path);
-    let mut file = File::create(&path).unwrap();
+    written_in_parts_is_read_once_closed(&path, &followed);
+}
+
+fn written_in_parts_is_read_once_closed(path: &Path, followed: &Followed) {
+    let mut file = File::create(path).unwrap();
     file.write_all(b"half").unwrap();
     followed.stays();
     file.write_all(b" whole").unwrap();
@@ -109,12 +113,7 @@ fn a_second_writer_that_is_slow_is_waited_for() {
     let (_directory, path) = directory_with("old");
     let followed = Followed::start(&path);
     fs::write(&path, "").unwrap();
-    let mut file = File::create(&path).unwrap();
-    file.write_all(b"half").unwrap();
-    followed.stays();
-    file.write_all(b" whole").unwrap();
-    drop(file);
-    followed.becomes("half whole");
+    written_in_parts_is_read_once_closed(&path, &followed);
 }
 
 #[test]
