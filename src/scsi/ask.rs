@@ -165,14 +165,11 @@ fn ask<T: Send + 'static>(
 ) -> Result<T> {
     let what = format!("{} to {request}", disk.name());
     let (roots, disk) = (roots.clone(), disk.clone());
-    scheduler.run_on_device(
-        device.hctl(),
-        stage,
-        &what,
-        deadline,
-        || format!("no answer; {}", device.describe()),
-        move || send(&Unit::open(&roots, &disk, deadline)?),
-    )
+    let slot = scheduler.on_device(device.hctl(), stage, &what)?;
+    let seen = || format!("no answer; {}", device.describe());
+    slot.run(deadline, seen, move || {
+        send(&Unit::open(&roots, &disk, deadline)?)
+    })
 }
 
 /// A unit's open node.

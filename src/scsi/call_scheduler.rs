@@ -55,26 +55,19 @@ impl CallScheduler {
         &self.0.devices
     }
 
-    /// Runs a call that the kernel serialises for each host: a scan or a delete. The calls
-    /// of one host run in the order of their arrival.
-    ///
-    /// A call that has not returned by `deadline` goes on by itself, and its host is
-    /// quarantined until it returns. `last_seen` supplies text for the error of a timeout.
-    /// The call runs without the open files of the process, and must open what it uses. So
-    /// if the process is killed meanwhile, its file locks are released.
+    /// Queues a call that the kernel serialises for each host: a scan or a delete. Returns
+    /// when the call may run. The calls of one host run in the order of their arrival, without
+    /// the open files of the process, as in [`on_device_isolated`](Self::on_device_isolated).
     ///
     /// # Errors
-    /// Those of `call`; `Quarantined`, without starting it; `TimedOut` at stage `queue`,
-    /// without starting it, or at `stage`.
-    pub(crate) fn run_on_host<T: Send + 'static>(
+    /// `Quarantined`; `TimedOut` at stage `queue`.
+    pub(crate) fn on_host(
         &self,
         hctl: Hctl,
         stage: Stage,
         what: &str,
         deadline: Deadline,
-        last_seen: impl FnOnce() -> String,
-        call: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
+    ) -> Result<CallSlot> {
         let mut table = self.table();
         let slot = self.enter(&mut table, hctl, Kind::OnHost, stage, what);
         loop {
@@ -103,45 +96,35 @@ impl CallScheduler {
             self.0.changed.wait_for(&mut table, deadline.max_sleep());
         }
         drop(table);
-        slot.run_isolated(stage, what, deadline, last_seen, call)
+        Ok(slot)
     }
 
-    /// Runs a call that the kernel does not serialise: an open, a command, a flush. It
-    /// waits for no other call.
-    ///
-    /// A call that has not returned by `deadline` goes on by itself, and its device is
-    /// quarantined until it returns. `last_seen` supplies text for the error of a timeout.
+    /// A call that the kernel does not serialise: an open, a command, a flush. It waits for no
+    /// other call.
     ///
     /// # Errors
-    /// Those of `call`; `Quarantined`, for the device or its host, without starting it;
-    /// `TimedOut` at `stage`.
-    pub(crate) fn run_on_device<T: Send + 'static>(
-        &self,
-        hctl: Hctl,
-        stage: Stage,
-        what: &str,
-        deadline: Deadline,
-        last_seen: impl FnOnce() -> String,
-        call: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let slot = self.device_slot(hctl, stage, what)?;
-        slot.run(stage, what, deadline, last_seen, call)
+    /// `Quarantined`, for the device or its host.
+    pub(crate) fn on_device(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
+        let mut table = self.table();
+        if let Some(stuck) = table.stuck_call_on_device(hctl).cloned() {
+            drop(table);
+            return Err(refusal(&stuck, stage));
+        }
+        Ok(self.enter(&mut table, hctl, Kind::OnDevice, stage, what))
     }
 
-    /// As [`run_on_device`](Self::run_on_device), but without the open files of the process, as in
-    /// [`run_on_host`](Self::run_on_host). It is for a rescan, which the kernel may hold as long as
-    /// a scan.
-    pub(crate) fn run_on_device_isolated<T: Send + 'static>(
+    /// As [`on_device`](Self::on_device), but the call runs without the open files of the
+    /// process, and must open what it uses. So if the process is killed meanwhile, its file
+    /// locks are released. It is for a rescan, which the kernel may hold as long as a scan.
+    pub(crate) fn on_device_isolated(
         &self,
         hctl: Hctl,
         stage: Stage,
         what: &str,
-        deadline: Deadline,
-        last_seen: impl FnOnce() -> String,
-        call: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let slot = self.device_slot(hctl, stage, what)?;
-        slot.run_isolated(stage, what, deadline, last_seen, call)
+    ) -> Result<CallSlot> {
+        let mut slot = self.on_device(hctl, stage, what)?;
+        slot.isolated = true;
+        Ok(slot)
     }
 
     /// Asks a device for something that its caller can do without. `None` if no answer
@@ -165,19 +148,10 @@ impl CallScheduler {
         }
         let slot = self.enter(&mut table, hctl, Kind::Optional, stage, what);
         drop(table);
-        match slot.run(stage, what, deadline, String::new, call) {
+        match slot.run(deadline, String::new, call) {
             Err(error) if error.kind() == ErrorKind::TimedOut => Ok(None),
             answer => answer.map(Some),
         }
-    }
-
-    fn device_slot(&self, hctl: Hctl, stage: Stage, what: &str) -> Result<CallSlot> {
-        let mut table = self.table();
-        if let Some(stuck) = table.stuck_call_on_device(hctl).cloned() {
-            drop(table);
-            return Err(refusal(&stuck, stage));
-        }
-        Ok(self.enter(&mut table, hctl, Kind::OnDevice, stage, what))
     }
 
     /// The calls that have not returned.
@@ -223,6 +197,9 @@ impl CallScheduler {
         CallSlot {
             scheduler: self.clone(),
             ticket,
+            stage,
+            what: what.to_owned(),
+            isolated: kind == Kind::OnHost,
         }
     }
 
@@ -259,42 +236,42 @@ enum Kind {
 
 /// A call's entry in the table. The call's thread owns it while it runs, so the call's
 /// return removes the entry even if its caller no longer waits.
-struct CallSlot {
+#[must_use]
+pub(crate) struct CallSlot {
     scheduler: CallScheduler,
     ticket: Ticket,
+    stage: Stage,
+    what: String,
+    /// Whether the call runs without the open files of the process.
+    isolated: bool,
 }
 
 impl CallSlot {
-    fn run<T: Send + 'static>(
-        self,
-        stage: Stage,
-        what: &str,
+    /// Runs the call. If it has not returned by `deadline`, it goes on by itself, and its host
+    /// is quarantined until it returns, or only its device if the kernel does not serialise
+    /// the call. `last_seen` supplies text for the error of a timeout.
+    ///
+    /// # Errors
+    /// Those of `call`; `TimedOut` at the call's stage.
+    pub(crate) fn run<T: Send + 'static>(
+        mut self,
         deadline: Deadline,
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (scheduler, ticket) = (self.scheduler.clone(), self.ticket);
+        let (scheduler, ticket, stage) = (self.scheduler.clone(), self.ticket, self.stage);
         let given_up = || {
             scheduler.quarantine(ticket);
             last_seen()
         };
-        worker::run(stage, what, deadline, given_up, move || {
+        let what = std::mem::take(&mut self.what);
+        worker::run(stage, &what, deadline, given_up, move || {
             let slot = self;
-            slot.scheduler.begin(slot.ticket);
-            call()
-        })
-    }
-
-    fn run_isolated<T: Send + 'static>(
-        self,
-        stage: Stage,
-        what: &str,
-        deadline: Deadline,
-        last_seen: impl FnOnce() -> String,
-        call: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let (scheduler, ticket) = (self.scheduler.clone(), self.ticket);
-        self.run(stage, what, deadline, last_seen, move || {
+            let scheduler = slot.scheduler.clone();
+            scheduler.begin(ticket);
+            if !slot.isolated {
+                return call();
+            }
             worker::run_with_own_fd_table(stage, move || {
                 // This is the thread that enters the kernel.
                 scheduler.begin(ticket);

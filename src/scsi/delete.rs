@@ -61,15 +61,10 @@ fn write_delete(
     let (ours, devices) = (device.clone(), scheduler.devices().clone());
     let hctl = device.hctl();
     point!(DeleteToWrite);
-    let written = scheduler.run_on_host(
-        hctl,
-        Stage::Delete,
-        &format!("the kernel to delete {hctl}"),
-        deadline,
-        || device.describe(),
-        move || sysfs::write_if(&devices, &attribute, "1", &|| ours.is_there()),
-    );
-    let refusal = match written {
+    let what = format!("the kernel to delete {hctl}");
+    let slot = scheduler.on_host(hctl, Stage::Delete, &what, deadline)?;
+    let write = move || sysfs::write_if(&devices, &attribute, "1", &|| ours.is_there());
+    let refusal = match slot.run(deadline, || device.describe(), write) {
         Err(error) if error.kind() == ErrorKind::Vanished => {
             tracing::debug!(%hctl, %error, "not deleted");
             Some(error)

@@ -108,7 +108,6 @@ fn is_live(
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
     let seen = || "not returned".to_owned();
-    scheduler.run_on_device(hctl, Stage::Probe, &what, deadline, seen, move || {
-        disk.is_live(&roots)
-    })
+    let slot = scheduler.on_device(hctl, Stage::Probe, &what)?;
+    slot.run(deadline, seen, move || disk.is_live(&roots))
 }

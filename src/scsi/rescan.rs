@@ -29,14 +29,12 @@ pub(crate) fn rescan(
     let attribute = device.dir().join("rescan");
     let (hctl, devices) = (device.hctl(), scheduler.devices().clone());
     point!(RescanToWrite);
-    scheduler.run_on_device_isolated(
-        hctl,
-        Stage::Rescan,
-        &format!("the kernel to rescan {hctl}"),
-        deadline,
-        || device.describe(),
-        move || sysfs::write(&devices, &attribute, "1"),
-    )?;
+    let what = format!("the kernel to rescan {hctl}");
+    let slot = scheduler.on_device_isolated(hctl, Stage::Rescan, &what)?;
+    let seen = || device.describe();
+    slot.run(deadline, seen, move || {
+        sysfs::write(&devices, &attribute, "1")
+    })?;
     point!(RescanWritten);
     require_running(device)
 }

@@ -20,14 +20,10 @@ pub(crate) fn set_running(
 ) -> Result<()> {
     let attribute = device.dir().join("state");
     let (hctl, devices) = (device.hctl(), scheduler.devices().clone());
-    scheduler.run_on_device(
-        hctl,
-        Stage::Session,
-        &format!("the kernel to set {hctl} running"),
-        deadline,
-        || device.describe(),
-        move || sysfs::write(&devices, &attribute, "running\n"),
-    )?;
+    let what = format!("the kernel to set {hctl} running");
+    let slot = scheduler.on_device(hctl, Stage::Session, &what)?;
+    let write = move || sysfs::write(&devices, &attribute, "running\n");
+    slot.run(deadline, || device.describe(), write)?;
     device.require_usable(Stage::Session)
 }
 

@@ -49,24 +49,20 @@ pub(crate) fn scan<H>(
     tracing::debug!(%line, path = %path.display(), "scan");
     let (state, devices) = (path.with_file_name("state"), roots.devices.clone());
     point!(ScanToWrite);
-    let took = scheduler
-        .run_on_host(
-            hctl,
-            Stage::Scan,
-            &format!("host {host} to scan {hctl}"),
-            deadline,
-            || {
-                let state = sysfs::read_if_there(&state).ok().flatten();
-                format!("host state={}", state.as_deref().unwrap_or("unreadable"))
-            },
-            move || {
-                let _until_it_has_ended = held()?;
-                let begun = Instant::now();
-                sysfs::write(&devices, &path, &line)?;
-                Ok(begun.elapsed())
-            },
-        )
-        .map_err(|error| explain(error, hctl))?;
+    let what = format!("host {host} to scan {hctl}");
+    let slot = scheduler.on_host(hctl, Stage::Scan, &what, deadline)?;
+    let seen = || {
+        let state = sysfs::read_if_there(&state).ok().flatten();
+        format!("host state={}", state.as_deref().unwrap_or("unreadable"))
+    };
+    let write = move || {
+        let _until_it_has_ended = held()?;
+        let begun = Instant::now();
+        sysfs::write(&devices, &path, &line)?;
+        Ok(begun.elapsed())
+    };
+    let took = slot.run(deadline, seen, write);
+    let took = took.map_err(|error| explain(error, hctl))?;
     point!(ScanWritten);
     ScsiDevice::find(roots, hctl)?.ok_or_else(|| {
         let timeout = inquiry_timeout(roots);

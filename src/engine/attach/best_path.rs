@@ -95,15 +95,11 @@ impl Engine {
         let best = unit.best()?;
         let (disk, roots) = (best.disk.clone(), self.roots().clone());
         let what = format!("a read of {}", disk.name());
-        let read = self.scheduler.run_on_device(
-            best.device.hctl(),
-            Stage::Identify,
-            &what,
-            deadline,
-            || best.device.describe(),
-            move || disk.read_first_block(&roots),
-        );
-        let Err(failure) = read else {
+        let seen = || best.device.describe();
+        let read = move || disk.read_first_block(&roots);
+        let (scheduler, hctl) = (&self.scheduler, best.device.hctl());
+        let slot = scheduler.on_device(hctl, Stage::Identify, &what);
+        let Err(failure) = slot.and_then(|slot| slot.run(deadline, seen, read)) else {
             return Ok(());
         };
         let message = format!(

@@ -310,7 +310,8 @@ fn run<T: Send + 'static>(
 ) -> Result<T> {
     match lane {
         Some((scheduler, hctl)) => {
-            scheduler.run_on_device(hctl, stage, what, deadline, last_seen, call)
+            let slot = scheduler.on_device(hctl, stage, what)?;
+            slot.run(deadline, last_seen, call)
         }
         None => worker::run(stage, what, deadline, last_seen, call),
     }

@@ -40,7 +40,8 @@ fn on_host<T: Send + 'static>(
 ) -> Result<T> {
     let (what, seen) = (format!("the scan of {hctl}"), || "state=running".to_owned());
     let deadline = Deadline::after(limit);
-    scheduler.run_on_host(at(hctl), Stage::Scan, &what, deadline, seen, call)
+    let slot = scheduler.on_host(at(hctl), Stage::Scan, &what, deadline)?;
+    slot.run(deadline, seen, call)
 }
 
 fn on_device<T: Send + 'static>(
@@ -52,8 +53,8 @@ fn on_device<T: Send + 'static>(
     let (what, seen) = (format!("the flush of {hctl}"), || {
         "state=running".to_owned()
     });
-    let deadline = Deadline::after(limit);
-    scheduler.run_on_device(at(hctl), Stage::Flush, &what, deadline, seen, call)
+    let slot = scheduler.on_device(at(hctl), Stage::Flush, &what)?;
+    slot.run(Deadline::after(limit), seen, call)
 }
 
 /// Polls until the condition holds.
@@ -232,16 +233,11 @@ fn what_the_kernel_may_hold_for_long_has_none_of_the_open_files_of_the_process()
         move || Ok(Path::new(&own).exists())
     };
     assert!(!on_host(&scheduler, "1:0:0:1", LONG, call()).unwrap());
-    let (deadline, what) = (Deadline::after(LONG), "the rescan");
-    let rescan = scheduler.run_on_device_isolated(
-        at("1:0:0:1"),
-        Stage::Rescan,
-        what,
-        deadline,
-        String::new,
-        call(),
-    );
-    assert!(!rescan.unwrap());
+    let rescan = scheduler.on_device_isolated(at("1:0:0:1"), Stage::Rescan, "the rescan");
+    let rescanned = rescan
+        .unwrap()
+        .run(Deadline::after(LONG), String::new, call());
+    assert!(!rescanned.unwrap());
     // This call may open a file for its caller, so it shares the open files.
     assert!(on_device(&scheduler, "1:0:0:1", LONG, call()).unwrap());
 }
