@@ -42,15 +42,17 @@ impl FirstNames {
         Ok(Identity::of(names))
     }
 
-    /// Writes the names down, unless those of this disk are there. The attach goes on if it
-    /// fails: it needs no record for itself.
-    pub(super) fn keep(&self, identity: &Identity) {
+    /// Writes the names down, unless those of this disk are there.
+    ///
+    /// # Errors
+    /// Those of writing a file: without the names a later attach could return another unit.
+    pub(super) fn keep(&self, identity: &Identity) -> Result<()> {
         let is_gone = || !self.disk.dir().exists();
         if is_gone()
             || identity.names.is_empty()
             || self.read().is_ok_and(|first| !first.names.is_empty())
         {
-            return;
+            return Ok(());
         }
         let names = identity.names.iter().map(Wwid::to_string);
         let lines: Vec<String> = [self.life.clone()].into_iter().chain(names).collect();
@@ -59,10 +61,8 @@ impl FirstNames {
         let write = || fs::write(&beside, lines.join("\n") + "\n");
         let failed = |error| Error::io("cannot write", &self.path, &error);
         let replaced = || write().and_then(|()| fs::rename(&beside, &self.path));
-        let folder = self.path.parent().map_or(Ok(()), run_dir::make);
-        if let Err(error) = folder.and_then(|()| replaced().map_err(failed)) {
-            tracing::warn!(%error, "cannot record the names of a disk");
-        }
+        self.path.parent().map_or(Ok(()), run_dir::make)?;
+        replaced().map_err(failed)
     }
 }
 
@@ -110,12 +110,12 @@ mod tests {
         };
         let seventh = of_life("7\n");
         assert_eq!(seventh.read().unwrap(), Identity::default());
-        seventh.keep(&first);
-        seventh.keep(&second);
+        seventh.keep(&first).unwrap();
+        seventh.keep(&second).unwrap();
         assert_eq!(seventh.read().unwrap(), first);
         let eighth = of_life("8\n");
         assert_eq!(eighth.read().unwrap(), Identity::default());
-        eighth.keep(&second);
+        eighth.keep(&second).unwrap();
         assert_eq!(eighth.read().unwrap(), second);
         let boot = roots.proc.join("sys/kernel/random");
         fs::create_dir_all(&boot).unwrap();

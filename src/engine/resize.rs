@@ -135,7 +135,8 @@ impl Engine {
     ///
     /// # Errors
     /// `NotFound` where nothing is attached; `NotReady` naming each path that does not have the new
-    /// size, and where the unit is smaller than [`at_least`](ResizeRequest::at_least);
+    /// size, and where the unit is smaller than [`at_least`](ResizeRequest::at_least): then the
+    /// kernel keeps the size that it has. Without `at_least` it takes over a smaller size too;
     /// `IdentityMismatch`, also where the NBD export is smaller than the device, with both sizes,
     /// or is another volume; `InvalidInput` where the server of an NBD device is not known;
     /// `NotSupported` for a device that is neither a SCSI unit nor an NBD device with a backend id;
@@ -187,6 +188,7 @@ impl Engine {
         call.enter(Stage::Rescan);
         let paths = self.paths_of(&identity, &named_devices, known, deadline)?;
         let unit = UnitBefore::read(&paths, &resolved, &request.target)?;
+        self.refuse_smaller(&paths, request.at_least, deadline)?;
         let size = self.rescan_all(&paths, request.at_least, deadline)?;
         if let Some(map) = &unit.map {
             call.enter(Stage::Resize);
@@ -206,6 +208,37 @@ impl Engine {
             changed: unit.size != size || unit.differed(size),
             phases: Vec::new(),
         })
+    }
+
+    /// Refuses a unit that a path reports as too small, before the kernel takes over its size. The
+    /// rescan reports a path that does not answer, and one that leads to another unit.
+    fn refuse_smaller(
+        &self,
+        paths: &[KnownPath],
+        at_least: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let Some(least) = at_least else {
+            return Ok(());
+        };
+        for path in paths {
+            if matches!(path.identity_now, PathIdentity::Replaced { .. }) {
+                continue;
+            }
+            let Some(disk) = path.device.disk()? else {
+                continue;
+            };
+            let (roots, limit) = (self.roots(), deadline.half());
+            let read = scsi::read_capacity(roots, &self.scheduler, &path.device, &disk, limit);
+            if let Ok(size) = read
+                && size < least
+            {
+                let hctl = path.device.hctl();
+                let message = format!("{hctl} has {size} bytes, expected {least}");
+                return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
+            }
+        }
+        Ok(())
     }
 
     /// Makes the kernel read the size of each path again and compares it with the size that the

@@ -160,7 +160,9 @@ impl fmt::Display for Event {
                 write!(f, "{volume}: {step} failed: {error:#}")?;
                 match next_try {
                     Some(wait) => write!(f, "; again in {:.1} s", wait.as_secs_f64()),
-                    None => f.write_str("; not again before something changes"),
+                    None => {
+                        f.write_str("; again after a change or at the next refresh of all volumes")
+                    }
                 }
             }
             Self::Lost {

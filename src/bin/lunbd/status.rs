@@ -152,7 +152,7 @@ fn write(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         } = &waiting.what;
         let next = match waiting.next_try_seconds {
             Some(wait) => format!("again in {wait:.0} s"),
-            None => "not again before something changes".to_owned(),
+            None => "again after a change or at the next refresh of all volumes".to_owned(),
         };
         let times = if *tries == 1 { "time" } else { "times" };
         writeln!(

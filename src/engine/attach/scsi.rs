@@ -212,7 +212,7 @@ impl Engine {
         let attachment = self.attachment(unit, request, identity, unit_map, settled)?;
         for path in &unit.paths {
             if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
-                first.keep(&path.identity);
+                first.keep(&path.identity)?;
             }
         }
         Ok(attachment)

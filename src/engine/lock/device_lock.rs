@@ -178,14 +178,15 @@ impl DeviceLock {
         };
         let ours = file.metadata().map_err(|error| failed(&error))?;
         let was_abandoned = ours.len() > 0;
-        // The process id serves the error of waiting processes; the lock itself is the
-        // flock.
+        // The lock itself is the flock. The process id serves the error of waiting processes,
+        // and tells the next holder if this one dies.
         let emptied = if was_abandoned {
             file.set_len(0)
         } else {
             Ok(())
         };
-        let _ = emptied.and_then(|()| write!(file, "{}", std::process::id()));
+        let written = emptied.and_then(|()| write!(file, "{}", std::process::id()));
+        written.map_err(|error| failed(&error))?;
         point!(DeviceLockTaken);
         Ok(Some(Self {
             path: path.to_owned(),

@@ -263,7 +263,7 @@ pub(in crate::engine) fn flush(
     disk: &BlockDevice,
     mark: &FailedFlush,
 ) -> Result<Flush> {
-    let is_marked = mark.begin();
+    let is_marked = mark.begin()?;
     let flushed =
         worker::run_with_own_fd_table_and(file, |file| flush_in_its_state(roots, disk, file));
     match &flushed {

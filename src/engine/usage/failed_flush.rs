@@ -5,7 +5,9 @@
 //! this life of the disk lasts, and no later flush of it, by any process, counts as a proof.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::crash::point;
@@ -38,7 +40,7 @@ impl FailedFlush {
         let text = sysfs::read_if_there(&self.path)?;
         let note = text.map(|text| Note::parse(&text));
         Ok(note.and_then(|note| match note.under_way() {
-            Some(errors) if errors_of(&self.disk) == Some(errors) => None,
+            Some(errors) if errors_of(&self.disk) == errors => None,
             _ => Some(note.why),
         }))
     }
@@ -52,46 +54,48 @@ impl FailedFlush {
     }
 
     /// Records that a flush begins, unless an earlier one has failed: the kernel reports a
-    /// loss only to the flushing process, which may die before it records the loss. A device
-    /// that counts no errors, such as NBD, gets no record, since it would not tell a flush
-    /// that was cut short from one that failed. Returns whether there is a record to clear.
-    pub(in crate::engine) fn begin(&self) -> bool {
-        let Some(errors) = errors_of(&self.disk) else {
-            return false;
-        };
+    /// loss only to the flushing process, which may die before it records the loss. The record
+    /// also keeps the room for that of a failure. Returns whether there is a record to clear.
+    ///
+    /// # Errors
+    /// Those of writing a file: without a record the next flush would hide a failure of this one.
+    pub(in crate::engine) fn begin(&self) -> Result<bool> {
         let first = matches!(self.read(), Ok(None));
         if first {
-            self.write(format!("{UNDER_WAY}{errors} commands had failed before"));
+            let errors = errors_of(&self.disk);
+            self.write(&format!("{UNDER_WAY}{errors} commands had failed before"))
+                .map_err(|error| error.at(Stage::Flush))?;
         }
-        first
+        Ok(first)
     }
 
     /// Records that a flush failed, unless the disk is gone, since no process can ask then.
     pub(in crate::engine) fn set(&self, error: &Error) {
-        self.write(error.to_string().replace('\n', " "));
+        let why = error.to_string().replace('\n', " ");
+        if let Err(failure) = self.write(&why) {
+            tracing::error!(why, %failure, path = %self.path.display(), "cannot record the outcome of a flush");
+        }
     }
 
-    fn write(&self, why: String) {
+    fn write(&self, why: &str) -> Result<()> {
         if !self.disk.dir().exists() {
-            return;
+            return Ok(());
         }
         let note = Note {
-            why,
+            why: why.to_owned(),
             names: names_of(&self.disk),
         };
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         point!(FailedFlushToWrite);
-        let failed = |error| Error::io("cannot write", &self.path, &error);
-        // The mark is written beside and renamed, so that a killed process leaves no mark
-        // without its text, which would be taken for a loss.
-        let beside = folder.join(format!("unwritten-mark-of-{}", self.disk.name()));
-        let replace =
-            || fs::write(&beside, note.to_string()).and_then(|()| fs::rename(&beside, &self.path));
-        let written = run_dir::make(folder).and_then(|()| replace().map_err(failed));
-        if let Err(failure) = written {
-            tracing::error!(why = note.why, %failure, path = %self.path.display(), "cannot record the outcome of a flush");
-        }
+        run_dir::make(folder)?;
+        let written = if self.path.exists() {
+            note.replace(&self.path)
+        } else {
+            note.create(&self.path)
+        };
+        written.map_err(|error| Error::io("cannot write", &self.path, &error))?;
         point!(FailedFlushWritten);
+        Ok(())
     }
 
     /// Removes the mark: the flush, or this life of the disk, has ended.
@@ -105,19 +109,22 @@ impl FailedFlush {
 /// The beginning of the mark of a flush that is under way; a number follows it.
 const UNDER_WAY: &str = "its process died while it was under way, when ";
 
-/// How many commands the device, or the devices below the map, have failed; `None` if the
-/// kernel does not count them.
-fn errors_of(disk: &BlockDevice) -> Option<u64> {
-    let below = match Map::of_disk(disk).ok()? {
-        Some(map) => map.paths().ok()?,
-        None => vec![disk.clone()],
+/// How many commands the device, or the devices below the map, have failed; 0 if the kernel
+/// does not count them, as for NBD.
+fn errors_of(disk: &BlockDevice) -> u64 {
+    let below = match Map::of_disk(disk) {
+        Ok(Some(map)) => map.paths().unwrap_or_default(),
+        _ => vec![disk.clone()],
     };
     let errors = below.iter().map(|disk| {
-        let device = ScsiDevice::of_disk(disk).ok().flatten()?;
-        device.failed_commands()
+        let device = ScsiDevice::of_disk(disk).ok().flatten();
+        device.and_then(|device| device.failed_commands())
     });
-    errors.sum()
+    errors.sum::<Option<u64>>().unwrap_or(0)
 }
+
+/// The size of a mark's file: a page of most file systems in memory.
+const ROOM: usize = 4096;
 
 /// The content of a mark: the reason, and the names of the unit, one a line.
 struct Note {
@@ -131,6 +138,28 @@ impl Note {
         let why = lines.next().unwrap_or_default().to_owned();
         let names = lines.filter_map(|name| name.parse().ok()).collect();
         Self { why, names }
+    }
+
+    /// Makes the file. It is written beside and renamed, so that a killed process leaves no
+    /// mark without its text, which would be taken for a loss.
+    fn create(&self, path: &Path) -> io::Result<()> {
+        let beside = path.with_extension("unwritten");
+        fs::write(&beside, self.padded())?;
+        fs::rename(&beside, path)
+    }
+
+    /// Writes over the file, which needs no more room. One write within a page is whole, or it
+    /// is not there.
+    fn replace(&self, path: &Path) -> io::Result<()> {
+        let file = File::options().write(true).open(path)?;
+        file.write_all_at(&self.padded(), 0)
+    }
+
+    /// The text in a file of [`ROOM`] bytes. A longer text loses its end.
+    fn padded(&self) -> Vec<u8> {
+        let mut text = self.to_string().into_bytes();
+        text.resize(ROOM, b'\n');
+        text
     }
 
     /// How many commands had failed before the flush, if the flush is under way.
@@ -259,11 +288,14 @@ mod tests {
         fs::write(dir.join("diskseq"), "9\n").unwrap();
         std::os::unix::fs::symlink(&device, dir.join("device")).unwrap();
         fs::write(device.join("ioerr_cnt"), "0x1f\n").unwrap();
-        assert!(mark().begin());
+        assert!(mark().begin().unwrap());
         assert_eq!(mark().read().unwrap(), None);
         fs::write(device.join("ioerr_cnt"), "0x20\n").unwrap();
         assert!(mark().read().unwrap().unwrap().contains("31 commands"));
-        assert!(!mark().begin(), "what may be lost is not forgotten");
+        assert!(
+            !mark().begin().unwrap(),
+            "what may be lost is not forgotten"
+        );
         mark().clear();
         fs::remove_dir_all(&dir).unwrap();
         let gone = FailedFlush {

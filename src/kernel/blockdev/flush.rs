@@ -54,7 +54,15 @@ impl BlockDevice {
         self.write_own_pages(roots, file)
     }
 
+    /// `BLKFLSBUF` does the waiting. The calls after it report the error of a failed write, and
+    /// the kernel reports that once: if they did the waiting, a process that is killed
+    /// meanwhile would take the error with it, and the next flush would succeed. `BLKFLSBUF`
+    /// leaves the error (`mm/filemap.c`, `filemap_check_errors`).
     fn write_own_pages(&self, roots: &Roots, file: &File) -> Result<bool> {
+        match drop_pages(&roots.devices, file, &self.node(roots)) {
+            Err(error) if error.kind() != ErrorKind::NotPermitted => return Err(error),
+            _ => {}
+        }
         match roots.devices.write_pages(file) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(false),

@@ -86,18 +86,18 @@ impl Certificates {
             (Some(_), None) => return Err(lacks(&key, "client-cert.pem is there")),
             (None, Some(_)) => return Err(lacks(&certificate, "client-key.pem is there")),
         };
+        let revoked = match read_if_there(&lists)? {
+            Some(text) => Some(all_of(&lists, "revocation list", &text)?),
+            None => None,
+        };
         let authorities = match read_if_there(&ca)? {
             Some(text) => authorities_of(&ca, &text)?,
-            None if own.is_some() => system_authorities()?,
-            None => return Err(lacks(&ca, "client-cert.pem is not there either")),
-        };
-        let revoked = match read_if_there(&lists)? {
-            Some(text) => all_of(&lists, "revocation list", &text)?,
-            None => Vec::new(),
+            None if own.is_some() || revoked.is_some() => system_authorities()?,
+            None => return Err(lacks(&ca, "the directory has no other file of these names")),
         };
         Ok(Self {
             authorities,
-            revoked,
+            revoked: revoked.unwrap_or_default(),
             own,
         })
     }

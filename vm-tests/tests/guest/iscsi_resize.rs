@@ -212,6 +212,8 @@ fn a_resize_reports_a_smaller_size_and_refuses_an_absent_or_unexpected_unit() {
     let error = engine.resize(&at_least, soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotReady);
     assert!(error.to_string().contains("33554432"), "{error}");
+    let before = size_of(&session.disk(2).unwrap());
+    assert_eq!(before, 32 * MIB, "the refused resize shrank it");
     store.grow(8 * MIB);
     let resized = engine.resize(&request, soon()).unwrap();
     assert!(resized.changed, "{resized:?}");

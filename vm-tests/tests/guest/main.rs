@@ -66,6 +66,7 @@ mod nbd;
 mod nbd_content;
 mod nbd_content_lvm;
 mod nbd_evidence;
+mod nbd_failed_flush;
 mod nbd_grow;
 mod nbd_heal;
 mod nbd_images;

@@ -50,3 +50,33 @@ fn another_user_cannot_take_a_lock_that_a_killed_process_left_and_hold_up_an_att
     assert_eq!(mode & 0o777, 0o700);
     assert!(!fs::exists(&lock).unwrap());
 }
+
+/// Without room there is no record of a failed flush, nor of a killed process.
+#[test]
+fn without_room_for_its_records_no_command_changes_anything_and_the_error_names_the_directory() {
+    fs::create_dir_all(DIRECTORY).unwrap();
+    let small = ["-o", "size=64k,mode=700"];
+    guest::run(&[&["mount", "-t", "tmpfs"], &small[..], &["tmpfs", DIRECTORY]].concat());
+    let target = ScsiDebug::with_luns(2);
+    let unit = at(&target, Lun::from_kernel(1)).to_string();
+    let filling = format!("{DIRECTORY}/filling");
+    let refused = |arguments: &[&str]| {
+        // The write ends with an error when the file system is full.
+        let _full = fs::write(&filling, vec![0; 1 << 20]);
+        let output = guest::lunbd(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains(DIRECTORY) && said.contains("No space"),
+            "{said}"
+        );
+        fs::remove_file(&filling).unwrap();
+    };
+    refused(&["attach", &unit]);
+    assert!(target.disk(1).is_none());
+    assert!(guest::lunbd(&["attach", &unit]).status.success());
+    refused(&["detach", &unit]);
+    assert!(target.disk(1).is_some());
+    assert!(guest::lunbd(&["detach", &unit]).status.success());
+    guest::run(&["umount", DIRECTORY]);
+}

@@ -245,3 +245,19 @@ fn a_certificate_without_alternative_names_and_one_of_an_authority_are_refused_w
         assert!(error.to_string().contains(hint), "{error}");
     }
 }
+
+#[test]
+fn a_directory_with_a_revocation_list_alone_has_the_systems_authorities() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = issuer("root", SystemTime::now() + 400 * DAY, None);
+    revoke(&root, 7, &directory);
+    let deadline = Deadline::after(Duration::from_secs(60));
+    match Certificates::read(Some(directory.path()), deadline) {
+        Ok(read) => assert_eq!(read.revoked.len(), 1),
+        Err(error) => {
+            let message = error.to_string();
+            let expected = "the system has no certificate authorities";
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Failed writes that no process was there to be told of.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use lunbd::engine::{HealOutcome, NbdOptions};
+use lunbd::{AttachRequest, Source};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::udevd;
+
+const SIZE: u64 = 16 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+/// The command ends long before the kernel fails the requests.
+const DEAD_AFTER: Duration = Duration::from_secs(10);
+
+/// A command that ends at its timeout is killed while a thread of it waits in the kernel, as at
+/// `kill -9`. The kernel keeps the process until it has failed the thread's requests.
+#[test]
+fn what_a_detach_that_timed_out_could_not_write_is_reported_by_the_next_detach() {
+    let _module = NbdModule::with_backend_ids(1);
+    let store = Store::sparse(SIZE);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let engine = engine();
+    let source: Source = server.uri("disk").parse().unwrap();
+    let options = NbdOptions::default()
+        .io_timeout(Duration::from_secs(2))
+        .dead_connection_timeout(DEAD_AFTER);
+    let request = AttachRequest::new(source.clone()).nbd(options);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    // The last close of a device writes its pages back, so one file stays open.
+    let reader = File::open(&attachment.node).unwrap();
+    server.kill();
+    // udevd has the kernel read the partitions again after a writer's close, and the kernel
+    // then lets no process open the device until its pages are written back.
+    let held = udevd::stopped();
+    let writer = File::options().write(true).open(&attachment.node).unwrap();
+    writer.write_all_at(&vec![0xa5; 1 << 20], 4 << 20).unwrap();
+    drop(writer);
+    let begun = Instant::now();
+    let uri = source.to_string();
+    let output = guest::lunbd(&["detach", &uri, "--timeout", "2s"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("flush"), "{said}");
+    assert!(begun.elapsed() >= Duration::from_secs(3), "{said}");
+    drop(held);
+    server.start();
+    guest::wait_until("the device to serve again", LIMIT, || {
+        let healed = engine.heal(soon()).unwrap();
+        matches!(healed[0].outcome, HealOutcome::Adopted(_)).then_some(())
+    });
+    drop(reader);
+    let output = guest::lunbd(&["detach", &uri, "--json"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let stored = fs::read(store.path()).unwrap();
+    assert_eq!(stored[4 << 20], 0, "the server has what was written");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("\"io\""), "{said}");
+    let output = guest::lunbd(&["detach", &uri, "--abandon-unwritten"]);
+    assert!(output.status.success(), "{output:?}");
+}
