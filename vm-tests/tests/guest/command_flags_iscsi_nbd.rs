@@ -126,7 +126,7 @@ fn accept(listener: &TcpListener, most: usize, wait: Duration) -> Vec<TcpStream>
 #[test]
 fn apply_works_on_as_many_volumes_at_once_as_it_is_given_threads() {
     guest::enter();
-    let _module = NbdModule::load(2);
+    let _module = NbdModule::with_backend_ids(2);
     for threads in [1, 2, 4] {
         // The server sends no greeting, so a volume that connects to it gets no further.
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
