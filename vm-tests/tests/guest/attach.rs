@@ -104,7 +104,7 @@ fn a_full_socket_buffer_ends_in_a_resync_and_not_in_a_lost_waiter() {
         scope.spawn(move || {
             flood_from.recv().unwrap();
             while hub.counters().resyncs == 0 {
-                flood(10);
+                flood_on_each_processor();
             }
             flood(3_000);
         });
@@ -115,6 +115,21 @@ fn a_full_socket_buffer_ends_in_a_resync_and_not_in_a_lost_waiter() {
     });
     guest::udevd::settle();
     assert!(!attachment.links.is_empty());
+}
+
+/// Sends more events than the smallest buffer holds. The thread that receives them gets no
+/// processor meanwhile.
+fn flood_on_each_processor() {
+    let processors = std::thread::available_parallelism().unwrap();
+    std::thread::scope(|floods| {
+        for _ in 0..processors.get() {
+            floods.spawn(|| {
+                let thread = nix::unistd::gettid().to_string();
+                guest::run(&["chrt", "--fifo", "--pid", "1", &thread]);
+                flood(50);
+            });
+        }
+    });
 }
 
 /// Sends events of a device that nothing here waits for.

@@ -58,7 +58,7 @@ fn without_room_for_its_records_no_command_changes_anything_and_the_error_names_
     let small = ["-o", "size=64k,mode=700"];
     guest::run(&[&["mount", "-t", "tmpfs"], &small[..], &["tmpfs", DIRECTORY]].concat());
     let target = ScsiDebug::with_luns(2);
-    let unit = at(&target, Lun::from_kernel(1)).to_string();
+    let unit = format!("scsi:{}", at(&target, Lun::from_kernel(1)));
     let filling = format!("{DIRECTORY}/filling");
     let refused = |arguments: &[&str]| {
         // The write ends with an error when the file system is full.
