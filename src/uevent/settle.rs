@@ -201,3 +201,6 @@ pub(super) fn last_seen(watch: &Watch, devpath: &str) -> String {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests;
