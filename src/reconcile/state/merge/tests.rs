@@ -41,6 +41,7 @@ fn a_device_that_is_another_unit_does_not_count_as_attached_again_because_of_sys
     let seen = "naa.2 answers at 2:0:0:1, where naa.1 was scanned";
     let differs = Outcome::Differs(Condition::Changed, seen.to_owned());
     end(&mut state, StepKind::Prove, differs);
+    assert_eq!(state.step(&id(0)).unwrap().reason, seen);
     // Sysfs still shows the same device, with the data that the kernel read at its scan.
     refresh(&mut state, unit_status());
     assert!(state.attached(&id(0)).is_none(), "it is handed out");
