@@ -117,6 +117,35 @@ fn a_path_at_which_another_unit_answered_stays_replaced_when_it_is_silent_later(
     assert_eq!(fake.kernel().devices(), NONE);
 }
 
+#[test]
+fn a_loss_is_told_of_the_unit_also_after_another_process_deleted_its_disk() {
+    let (fake, engine) = machine();
+    let disk = attach(&fake, &engine);
+    fake.kernel().write_to(&disk.node);
+    let fail = |fails| {
+        let unit = Unit {
+            fails_writes: fails,
+            is_dirty: fails,
+            ..Unit::disk(1)
+        };
+        present(&fake, unit);
+    };
+    fail(true);
+    let failure = engine.detach(source(), soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
+    fail(false);
+    let delete = engine.roots().sysfs.join("bus/scsi/devices/0:0:0:1/delete");
+    let devices = &engine.roots().devices;
+    devices.write_attribute(&delete, "1", &|| true).unwrap();
+    assert_eq!(fake.kernel().devices(), NONE);
+    let name = disk.identity().unwrap().wwid().unwrap().clone();
+    let request = DetachRequest::new(source()).expect(name);
+    let detached = engine.detach(request, soon()).unwrap();
+    assert!(!detached.safe_to_unmap, "{detached:?}");
+    let notes = detached.receipt.unwrap().notes;
+    assert!(notes[0].contains("an earlier flush failed"), "{notes:?}");
+}
+
 /// Cancels an attach when it waits for udev, and runs `act` at this stage of its rollback.
 fn roll_back(fake: &FakeKernel, engine: &Engine, at: Stage, act: fn(&FakeKernel, &Path)) {
     let cancel = Cancel::new();
