@@ -11,7 +11,7 @@
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod fake_kernel;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -144,6 +144,29 @@ fn a_loss_is_told_of_the_unit_also_after_another_process_deleted_its_disk() {
     assert!(!detached.safe_to_unmap, "{detached:?}");
     let notes = detached.receipt.unwrap().notes;
     assert!(notes[0].contains("an earlier flush failed"), "{notes:?}");
+}
+
+#[test]
+fn a_detach_is_not_safe_while_another_process_still_removes_what_may_be_a_path_of_the_unit() {
+    let (fake, engine) = machine();
+    let other = Unit::disk(2);
+    fake.kernel()
+        .change(|state| state.units.insert(Address::of(0, 2), other));
+    let other: Source = "scsi:0:0:0:2".parse().unwrap();
+    engine.attach(&AttachRequest::new(other), soon()).unwrap();
+    attach(&fake, &engine);
+    // A device leaves the bus before its directory goes.
+    let device = engine.roots().sysfs.join("bus/scsi/devices/0:0:0:2");
+    let target = fs::canonicalize(device).unwrap();
+    let leaving = target.parent().unwrap().join("0:0:0:5");
+    fs::create_dir(&leaving).unwrap();
+    let detached = engine.detach(source(), soon()).unwrap();
+    assert!(!detached.safe_to_unmap, "{detached:?}");
+    let notes = detached.receipt.unwrap().notes;
+    assert!(notes[0].starts_with("0:0:0:5, which may be"), "{notes:?}");
+    fs::remove_dir(leaving).unwrap();
+    attach(&fake, &engine);
+    assert!(engine.detach(source(), soon()).unwrap().safe_to_unmap);
 }
 
 /// Cancels an attach when it waits for udev, and runs `act` at this stage of its rollback.
