@@ -292,6 +292,8 @@ fn what_an_earlier_flush_lost_is_told_until_it_is_given_up() {
     let mark = "run/lunbd/lost-sdq-7";
     machine.write(mark, &format!("the write failed\n{NAME}\n"));
     machine.write("run/lunbd/lost-sdr-8", "another's\nnaa.5000c500a1b2c3d5\n");
+    // The names of this unit and of ours cannot be compared.
+    machine.write("run/lunbd/lost-sds-9", "a third's\nt10.VENDOR_x\n");
     let engine = Engine::start(machine.roots()).unwrap();
     let source: Source = "scsi:1:0:0:4".parse().unwrap();
     let request = || DetachRequest::new(source.clone()).expect(NAME.parse().unwrap());
@@ -305,4 +307,5 @@ fn what_an_earlier_flush_lost_is_told_until_it_is_given_up() {
     assert!(detach(request()).safe_to_unmap);
     assert!(!machine.path(mark).exists());
     assert!(machine.path("run/lunbd/lost-sdr-8").exists());
+    assert!(machine.path("run/lunbd/lost-sds-9").exists());
 }

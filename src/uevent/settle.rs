@@ -177,3 +177,6 @@ pub(super) fn last_seen(watch: &Watch, devpath: &str) -> String {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -255,6 +255,18 @@ mod tests {
                 assert_eq!(error.found(), [ANOTHERS]);
             }
         }
+        // Our name, with another T10 text and serial number.
+        run.unit = Identity::of([OURS, "t10.VENDOR_1"].map(|name| name.parse().unwrap()));
+        run.unit.serial = Some("1".to_owned());
+        let dir = roots.sysfs.join("devices/2:0:0:4");
+        let digits = OURS.strip_prefix("naa.").unwrap();
+        let naa = u64::from_str_radix(digits, 16).unwrap().to_be_bytes();
+        let text = [&[2, 1, 0, 9][..], b"VENDOR  2"].concat();
+        let page = [&[0, 0x83, 0, 25, 1, 3, 0, 8][..], &naa, &text].concat();
+        fs::write(dir.join("vpd_pg83"), page).unwrap();
+        fs::write(dir.join("vpd_pg80"), [0, 0x80, 0, 1, b'2']).unwrap();
+        let done = run.refuse_other_units_below(&map, &paths[..1], &below, soon);
+        assert_eq!(done.unwrap_err().kind(), ErrorKind::IdentityMismatch);
     }
 
     #[test]

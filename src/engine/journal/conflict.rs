@@ -265,43 +265,4 @@ fn refusal(kind: ErrorKind, message: String) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::num::NonZeroU16;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::engine::{AttachRequest, NbdOptions};
-
-    fn spec(options: NbdOptions) -> VolumeSpec {
-        let source: Source = "nbd://192.0.2.1/vol-7".parse().unwrap();
-        VolumeSpec::of(&AttachRequest::new(source).nbd(options))
-    }
-
-    #[test]
-    fn a_volume_that_stands_is_refused_in_what_only_a_new_device_has_and_not_in_its_timeouts() {
-        let known = Record {
-            volume: "pvc-1".parse().unwrap(),
-            spec: spec(NbdOptions::default()),
-            intent: None,
-            outcome: None,
-            boot: None,
-            detached: None,
-        };
-        let two = NonZeroU16::new(2).unwrap();
-        for (options, why) in [
-            (NbdOptions::default().read_only(), "read-only"),
-            (NbdOptions::default().connections(two), "2 connections"),
-            (
-                NbdOptions::default().block_size(4096),
-                "blocks of 4096 bytes",
-            ),
-        ] {
-            let error = with_itself(&known, &spec(options)).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
-            let text = error.to_string();
-            assert!(text.contains(why) && text.contains("pvc-1"), "{text}");
-        }
-        let slower = NbdOptions::default().io_timeout(Duration::from_secs(90));
-        with_itself(&known, &spec(slower)).unwrap();
-    }
-}
+mod tests;

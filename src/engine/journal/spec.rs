@@ -217,3 +217,38 @@ impl AttachRequest {
         Err(Error::new(ErrorKind::InvalidInput, message))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_of_a_stored_volume_asks_for_all_that_was_stored() {
+        let unit: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
+        let [one, two] =
+            ["scsi:2:0:0:1", "scsi:3:0:0:1"].map(|text| text.parse::<Source>().unwrap());
+        let scsi = AttachRequest::new(one)
+            .path(two)
+            .expect(unit.clone())
+            .min_paths(2)
+            .multipath(Multipath::Off);
+        let spec = VolumeSpec::of(&scsi);
+        assert_eq!(spec.expect, Some(unit));
+        assert_eq!(VolumeSpec::of(&spec.request().unwrap()), spec);
+        let source: Source = "nbd://192.0.2.1/vol-7".parse().unwrap();
+        let options = NbdOptions::default()
+            .backend("mine".parse().unwrap())
+            .index(NbdIndex::new(7).unwrap())
+            .connections(NonZeroU16::new(3).unwrap())
+            .read_only()
+            .block_size(4096)
+            .expect("mbr.1234abcd".parse().unwrap())
+            .io_timeout(Duration::from_secs(90))
+            .dead_connection_timeout(Duration::from_secs(45));
+        let spec = VolumeSpec::of(&AttachRequest::new(source).nbd(options));
+        let nbd = spec.nbd.as_ref().unwrap();
+        assert!(nbd.read_only && nbd.index.is_some() && nbd.expect.is_some());
+        assert_eq!(nbd.block_size, Some(4096));
+        assert_eq!(VolumeSpec::of(&spec.request().unwrap()), spec);
+    }
+}

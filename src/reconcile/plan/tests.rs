@@ -222,7 +222,17 @@ fn a_volume_is_resized_only_when_it_needs_no_other_step() {
     for condition in [Condition::Gone, Condition::Changed] {
         let there = |there: &mut VolumeStatus| there.condition = condition;
         assert_eq!(kind_where(&there), StepKind::Attach);
+        let begun = |there: &mut VolumeStatus| {
+            begun(there);
+            there.condition = condition;
+        };
+        assert_eq!(kind_where(&begun), StepKind::Attach);
     }
+    let abandon_unwritten = false;
+    let detach = |there: &mut VolumeStatus| {
+        there.under_way = Some(Operation::Detach { abandon_unwritten });
+    };
+    assert_eq!(kind_where(&detach), StepKind::Attach);
     let dead = |there: &mut VolumeStatus| there.condition = Condition::LinkDead;
     assert_eq!(kind_where(&dead), StepKind::Wait);
     assert_eq!(kind_where(&|_| ()), StepKind::Resize);
@@ -255,5 +265,55 @@ fn a_portal_without_its_session_is_attached_again_and_another_initiator_is_anoth
         plan(&desired, &Actual::from_iter([there])).to_string(),
         "detach pvc-1: it is logged in to as iqn.2026-01.example:two and wanted as \
          iqn.2026-01.example:one\n"
+    );
+}
+
+fn scsi(volume: u8, source: u8, more: Option<u8>) -> Wish {
+    Wish {
+        nbd: false,
+        more,
+        ..nbd(volume, source)
+    }
+}
+
+#[test]
+fn a_volume_that_gives_up_a_path_is_detached_before_another_gets_it() {
+    // By itself it would change in place.
+    let plan = plan(
+        &desired(&[scsi(1, 1, None), scsi(2, 2, None)]),
+        &stands(&[scsi(1, 1, Some(2))]),
+    );
+    assert_eq!(
+        plan.to_string(),
+        "detach pvc-1: another volume is wanted at its place\n\
+         attach pvc-2: it is wanted and not attached; after pvc-1\n"
+    );
+}
+
+#[test]
+fn a_volume_that_is_detached_for_another_waits_for_no_third() {
+    let wanted = [scsi(1, 1, Some(5)), scsi(2, 2, None)];
+    let plan = plan(
+        &desired(&wanted),
+        &stands(&[scsi(1, 1, Some(2)), scsi(3, 5, None)]),
+    );
+    assert_eq!(
+        plan.to_string(),
+        "detach pvc-1: another volume is wanted at its place\n\
+         detach pvc-3: it is not wanted\n\
+         attach pvc-2: it is wanted and not attached; after pvc-1\n"
+    );
+}
+
+#[test]
+fn a_detach_that_was_begun_is_finished_also_for_a_volume_that_waits_for_it() {
+    let mut actual = stands(&[nbd(2, 7)]);
+    let abandon_unwritten = true;
+    let begun = Operation::Detach { abandon_unwritten };
+    actual.volumes.get_mut(&id(2)).unwrap().under_way = Some(begun);
+    assert_eq!(
+        plan(&desired(&[nbd(1, 7)]), &actual).to_string(),
+        "finish pvc-2: it is not wanted, and its detach was begun\n\
+         attach pvc-1: it is wanted and not attached; after pvc-2\n"
     );
 }

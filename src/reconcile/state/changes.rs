@@ -90,3 +90,6 @@ pub(super) fn budget(status: &VolumeStatus) -> Option<Duration> {
     let nbd = status.spec.nbd.as_ref()?;
     Some(Duration::from_millis(nbd.dead_connection_timeout_ms))
 }
+
+#[cfg(test)]
+mod tests;

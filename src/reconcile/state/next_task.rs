@@ -83,3 +83,6 @@ impl State {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

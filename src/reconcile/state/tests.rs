@@ -3,8 +3,8 @@
 use super::*;
 use crate::engine::AttachRequest;
 use crate::engine::journal::VolumeSpec;
-use crate::error::ErrorKind;
-use crate::id::{NbdIndex, Source};
+use crate::error::{ErrorKind, MissingPath};
+use crate::id::{NbdIndex, RouteKind, Source};
 use crate::reconcile::event::Event;
 use crate::reconcile::job::{Job, Outcome};
 use crate::reconcile::refresh::Scope;
@@ -58,13 +58,31 @@ pub(super) fn nbd_status(number: u32) -> VolumeStatus {
     status
 }
 
+/// The status of an attached SCSI volume that has one path, and lacks the other where
+/// `is_missing`.
+pub(super) fn unit_status(is_missing: bool) -> VolumeStatus {
+    let spec = VolumeSpec::of(&request("scsi:2:0:0:1"));
+    let mut status = VolumeStatus::new(id(0), spec, Condition::Complete);
+    status.node = Some("/dev/sdb".into());
+    if is_missing {
+        let hctl = "3:0:0:1".parse().unwrap();
+        let via = RouteKind::Address { hctl };
+        status
+            .missing
+            .push(MissingPath::new(via, &"it is not there"));
+    }
+    status
+}
+
 pub(super) fn failed(kind: ErrorKind) -> Outcome {
     Outcome::Failed(Error::new(kind, "the test fails the step"))
 }
 
-/// The steps that can begin now.
+/// The steps that can begin now. As in the loop, a plan is made only when it is due.
 pub(super) fn take_all(state: &mut State) -> Vec<Job> {
-    state.plan_and_queue();
+    if state.schedule.is_plan_due() {
+        state.plan_and_queue();
+    }
     std::iter::from_fn(|| state.take_job()).collect()
 }
 

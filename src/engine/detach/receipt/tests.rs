@@ -210,3 +210,45 @@ fn a_failure_keeps_its_cause_and_tells_what_stands_where_a_part_was_taken_down()
     let cause = std::error::Error::source(&part).unwrap();
     assert!(cause.is::<fmt::Error>(), "{cause}");
 }
+
+#[test]
+fn pages_that_were_written_are_safe_only_if_another_path_flushed_the_units_cache() {
+    let standby = || path(Flush::PagesWritten("standby".to_owned()));
+    assert!(concluded(|receipt| receipt.paths[1] = standby()));
+    assert!(!concluded(|receipt| {
+        receipt.paths = vec![standby(), standby()];
+    }));
+    let replaced = || path(Flush::Replaced("another".to_owned()));
+    assert!(!concluded(|receipt| {
+        receipt.paths = vec![standby(), replaced()];
+    }));
+}
+
+#[test]
+fn the_receipt_of_several_sources_has_the_map_and_the_unseen_places_of_each() {
+    let mut whole = Receipt::default();
+    let unseen = NotLookedAt::OtherPidNamespaces;
+    whole.append(Receipt {
+        map: Some(map(Some(Flush::Done))),
+        not_looked_at: vec![unseen.clone()],
+        ..Receipt::default()
+    });
+    assert!(whole.map.is_some());
+    assert_eq!(whole.not_looked_at, [unseen]);
+}
+
+#[test]
+fn a_detach_that_failed_says_that_it_is_incomplete() {
+    let error = Error::new(ErrorKind::InUse, "no");
+    let receipt = Receipt {
+        safe_to_unmap: true,
+        ..Receipt::default()
+    };
+    let failure = DetachFailure::new(error, receipt);
+    assert!(!failure.receipt.safe_to_unmap);
+    let notes = &failure.receipt.notes;
+    assert!(
+        notes.contains(&"the detach is incomplete".to_owned()),
+        "{notes:?}"
+    );
+}

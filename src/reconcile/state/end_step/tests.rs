@@ -74,6 +74,15 @@ fn steps_that_failed_before_get_half_of_the_threads_and_other_steps_get_all() {
 }
 
 #[test]
+fn a_step_that_succeeds_ends_the_failure_of_the_last_one() {
+    let mut state = wanting_nbd(1);
+    end(&mut state, StepKind::Attach, failed(ErrorKind::Unreachable));
+    assert_eq!(state.errors().len(), 1);
+    end(&mut state, StepKind::Attach, attached(0));
+    assert!(state.errors().is_empty());
+}
+
+#[test]
 fn steps_that_failed_together_are_not_retried_together() {
     let mut state = wanting_nbd(8);
     retry_late(&mut state);

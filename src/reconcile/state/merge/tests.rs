@@ -41,6 +41,7 @@ fn a_device_that_is_another_unit_does_not_count_as_attached_again_because_of_sys
     let seen = "naa.2 answers at 2:0:0:1, where naa.1 was scanned";
     let differs = Outcome::Differs(Condition::Changed, seen.to_owned());
     end(&mut state, StepKind::Verify, differs);
+    assert_eq!(state.step(&id(0)).unwrap().reason, seen);
     // Sysfs still shows the same device, with the data that the kernel read at its scan.
     refresh(&mut state, unit_status());
     assert!(state.attached(&id(0)).is_none(), "it is handed out");
@@ -102,6 +103,7 @@ fn a_path_that_was_offline_is_asked_which_unit_it_is_even_if_the_other_path_serv
     refresh(&mut state, offline.clone());
     assert!(state.attached(&id(0)).is_some(), "the other path serves");
     refresh(&mut state, offline);
+    assert!(state.attached(&id(0)).is_some(), "it is still away");
     refresh(&mut state, unit_status());
     assert!(state.attached(&id(0)).is_none(), "nobody has asked it");
     end(&mut state, StepKind::Verify, Outcome::Serves);
@@ -117,6 +119,20 @@ fn a_volume_is_asked_at_the_next_refresh_if_the_kernel_takes_a_path_of_it_for_em
     refresh(&mut state, status);
     let job = take(&mut state, StepKind::Verify);
     assert_eq!(job.step.reason, "the kernel takes 2:0:0:1 for empty");
+}
+
+#[test]
+fn a_refresh_that_finds_nothing_of_a_wanted_volume_does_not_shorten_its_retry() {
+    let mut state = wanting([unit_status().spec.request().unwrap()]);
+    retry_late(&mut state);
+    let mut half = unit_status();
+    half.condition = Condition::HalfAttached;
+    refresh(&mut state, half);
+    end(&mut state, StepKind::Attach, failed(ErrorKind::NotFound));
+    let ended_steps = state.counters.steps;
+    state.merge(Vec::new(), &Scope::All, ended_steps, true);
+    assert_eq!(state.errors().len(), 1);
+    assert!(take_all(&mut state).is_empty(), "it waits");
 }
 
 #[test]

@@ -1,10 +1,14 @@
 use std::time::Duration;
 
-use crate::engine::ChangeEvent;
+use crate::deadline::Deadline;
+use crate::engine::journal::VolumeSpec;
+use crate::engine::{ChangeEvent, Condition, VolumeStatus};
 use crate::error::ErrorKind;
+use crate::reconcile::job::Outcome;
 use crate::reconcile::state::State;
 use crate::reconcile::state::tests::{
-    failed, id, nbd_request, nbd_status, request, retry_late, take, take_all, wanting, wanting_nbd,
+    end, failed, id, nbd_request, nbd_status, request, retry_late, take, take_all, unit_status,
+    wanting, wanting_nbd,
 };
 use crate::reconcile::step::StepKind;
 
@@ -29,6 +33,7 @@ fn a_detach_does_not_wait_for_attaches_however_many_there_are_and_however_long_t
     assert_eq!(attaches.len(), 8, "more than there are threads");
     // Volume 99 is not wanted.
     state.set_status(nbd_status(99));
+    state.schedule.require_plan();
     take(&mut state, StepKind::Detach);
 }
 
@@ -86,4 +91,78 @@ fn a_volume_whose_paths_may_be_back_is_tried_even_if_others_of_its_host_hang() {
     assert_eq!(hang.len(), 2, "a quarter of the threads");
     state.handle_change(&ChangeEvent::Transport { host: None });
     assert_eq!(take_all(&mut state).len(), 1);
+}
+
+#[test]
+fn an_attach_begins_only_after_the_detach_for_which_it_waits() {
+    let mut state = wanting_nbd(1);
+    let mut owner = nbd_status(99);
+    owner.spec = VolumeSpec::of(&nbd_request(0));
+    state.set_status(owner);
+    let safe_to_unmap = true;
+    end(
+        &mut state,
+        StepKind::Detach,
+        Outcome::Detached { safe_to_unmap },
+    );
+    take(&mut state, StepKind::Attach);
+}
+
+#[test]
+fn a_volume_that_only_waits_for_its_paths_has_no_step_to_begin() {
+    let mut state = wanting([request("scsi:2:0:0:1")]);
+    let spec = VolumeSpec::of(&request("scsi:2:0:0:1"));
+    state.set_status(VolumeStatus::new(id(0), spec, Condition::LinkDead));
+    assert_eq!(state.step(&id(0)).unwrap().kind, StepKind::Wait);
+    assert!(take_all(&mut state).is_empty());
+}
+
+#[test]
+fn a_volume_is_looked_at_when_the_retry_of_its_missing_path_is_due_and_after_a_failure() {
+    let mut state = wanting([request("scsi:2:0:0:1")]);
+    let attached = || Outcome::Attached(Box::new(unit_status(true)));
+    end(&mut state, StepKind::Attach, attached());
+    state.plan_and_queue();
+    assert!(state.refresh.is_wanted());
+    let mut state = wanting([request("scsi:2:0:0:1")]);
+    retry_late(&mut state);
+    end(&mut state, StepKind::Attach, attached());
+    state.plan_and_queue();
+    assert!(!state.refresh.is_wanted(), "not before its time");
+    assert!(state.next_timer().is_some());
+    let mut state = wanting_nbd(1);
+    end(&mut state, StepKind::Attach, failed(ErrorKind::Unreachable));
+    assert!(state.refresh.is_wanted());
+}
+
+#[test]
+fn a_run_with_a_deadline_looks_at_all_and_tries_what_failed_before_and_no_other_run_does() {
+    let soon = || Some(Deadline::after(Duration::from_secs(60)));
+    for (until, tries) in [(soon(), 1), (None, 0)] {
+        let mut state = wanting_nbd(1);
+        retry_late(&mut state);
+        end(&mut state, StepKind::Attach, failed(ErrorKind::Unreachable));
+        assert!(take_all(&mut state).is_empty());
+        state.run.end();
+        while state.refresh.take().is_none() {
+            std::thread::yield_now();
+        }
+        state.begin_run(until).unwrap();
+        assert!(state.refresh.until_resync() < Duration::MAX);
+        assert_eq!(state.refresh.is_wanted(), until.is_some());
+        assert_eq!(take_all(&mut state).len(), tries);
+    }
+}
+
+#[test]
+fn what_failed_in_a_run_with_a_deadline_is_retried_in_the_next_run() {
+    let mut state = wanting_nbd(1);
+    state.run.end();
+    let soon = Deadline::after(Duration::from_secs(60));
+    state.begin_run(Some(soon)).unwrap();
+    end(&mut state, StepKind::Attach, failed(ErrorKind::Unreachable));
+    assert!(take_all(&mut state).is_empty(), "each step is tried once");
+    state.run.end();
+    state.begin_run(None).unwrap();
+    take(&mut state, StepKind::Attach);
 }

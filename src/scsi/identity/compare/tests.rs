@@ -121,6 +121,53 @@ fn where_only_one_has_a_unique_name_nothing_makes_them_the_same() {
     assert_eq!(compare(&both, &[]), Comparison::Unknown);
 }
 
+#[test]
+fn names_of_which_only_some_are_shared_do_not_prove_one_unit_even_weakly() {
+    let one = ["t10.x", "t10.y"];
+    assert_eq!(compare(&one, &["t10.x", "t10.z"]), Comparison::Unknown);
+    assert_eq!(compare(&one, &["t10.x"]), Comparison::Unknown);
+    // Another kind agrees.
+    let (local, text) = (LOCAL[0], "t10.x");
+    let theirs = [local, text, "t10.z"];
+    assert_eq!(
+        compare(&[local, "t10.x", "t10.y"], &theirs),
+        Comparison::Unknown
+    );
+}
+
+#[test]
+fn what_a_vendor_defines_counts_only_where_neither_has_another_name() {
+    let port = "0V_port_1";
+    assert_eq!(compare(&["t10.x", port], &[port]), Comparison::Unknown);
+    assert_eq!(
+        compare(&["t10.x", port], &["0V_port_2"]),
+        Comparison::Unknown
+    );
+}
+
+#[test]
+fn a_unit_without_a_name_is_not_compared_by_its_serial_number() {
+    let nameless = identity(&[], Some("1"));
+    let named = identity(&["t10.x"], Some("2"));
+    assert_eq!(nameless.compare(&named), Comparison::Unknown);
+    assert_eq!(named.compare(&nameless), Comparison::Unknown);
+}
+
+#[test]
+fn only_a_unique_name_in_common_proves_one_unit() {
+    assert!(compare(&REGISTERED[..1], &REGISTERED[..1]).is_proven_same());
+    assert!(!compare(&LOCAL[..1], &LOCAL[..1]).is_proven_same());
+    assert!(!compare(&REGISTERED[..1], &REGISTERED[1..2]).is_proven_same());
+    assert!(!compare(&REGISTERED[..1], &LOCAL[..1]).is_proven_same());
+}
+
+#[test]
+fn the_strongest_of_some_names_is_the_first_whatever_their_order() {
+    let names = [LOCAL[3], LOCAL[6], REGISTERED[0]];
+    let identity = Identity::of(names.map(|name| name.parse().unwrap()));
+    assert_eq!(identity.wwid().unwrap().to_string(), REGISTERED[0]);
+}
+
 fn names() -> impl Strategy<Value = Identity> {
     let all = REGISTERED.iter().chain(&LOCAL).copied().collect::<Vec<_>>();
     let count = all.len();
