@@ -3,6 +3,8 @@
 mod container;
 mod iscsi_port;
 
+use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -165,6 +167,10 @@ impl Engine {
             let remedy =
                 "mount sysfs read-write: a container needs to be privileged, or the host's /sys";
             Check::missing("sysfs", format!("{seen} is read-only"), remedy)
+        } else if let Some(refused) = refused_scan(path)? {
+            let remedy = "run as root, or give the process write access to the scan and delete \
+                          attributes";
+            Check::missing("sysfs", refused, remedy)
         } else {
             Check::good("sysfs", format!("{seen} is writable"))
         })
@@ -174,12 +180,9 @@ impl Engine {
         let sysfs = &self.roots().sysfs;
         let hosts = sysfs::names(&sysfs.join("class/scsi_host"))?;
         if !sysfs.join("bus/scsi/drivers/sd").exists() {
-            let remedy = "modprobe sd_mod";
-            return Ok(Check::missing(
-                "scsi",
-                "the disk driver is not loaded",
-                remedy,
-            ));
+            let remedy = "modprobe sd_mod, if you want SCSI";
+            let seen = "the disk driver is not loaded";
+            return Ok(Check::limited("scsi", seen, remedy));
         }
         Ok(if hosts.is_empty() {
             let remedy = "load the adapter's driver, or log in to the target";
@@ -376,6 +379,22 @@ impl Engine {
         }
         Ok(devices)
     }
+}
+
+/// Why this process cannot write to the `scan` file of a SCSI host; `None` if it can, or if there
+/// is no host.
+fn refused_scan(root: &Path) -> Result<Option<String>> {
+    let class = root.join("class/scsi_host");
+    let Some(host) = sysfs::names(&class)?.into_iter().next() else {
+        return Ok(None);
+    };
+    let scan = class.join(host).join("scan");
+    Ok(match File::options().write(true).open(&scan) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Some(format!("{} cannot be written: {error}", scan.display()))
+        }
+        _ => None,
+    })
 }
 
 /// Whether the kernel has TLS for NBD, and which ciphers.

@@ -1,6 +1,6 @@
 //! The user namespace of a process.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
 
 use super::Roots;
@@ -22,4 +22,13 @@ pub(super) fn is_initial_of(roots: &Roots, process: &str) -> bool {
         Ok(namespace) => namespace.ino() == INITIAL,
         Err(error) => has_gone(&error),
     }
+}
+
+/// Whether the initial user namespace owns the network namespace of this process, which is in
+/// the initial user namespace itself. A kernel that cannot tell counts as yes.
+pub(crate) fn owns_network_namespace_of_this_process(roots: &Roots) -> bool {
+    let owner = File::open(roots.proc.join("self/ns/net"))
+        .and_then(|network| Ok(File::from(lunbd_sys::namespace::owner(network)?)))
+        .and_then(|owner| owner.metadata());
+    owner.map_or(true, |owner| owner.ino() == INITIAL)
 }

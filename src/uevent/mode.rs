@@ -1,12 +1,9 @@
 //! Which events reach this process.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-
 use nix::sys::statfs::{SYSFS_MAGIC, statfs};
 
 use super::udev_reachability::udev_unreachable_reason;
-use crate::kernel::Roots;
+use crate::kernel::{Roots, user_namespace};
 
 /// What a wait can rely on here. The [`Hub`](super::Hub) determines it once, at
 /// its start.
@@ -20,7 +17,8 @@ pub enum Mode {
     /// Only kernel events, because no udevd runs here or its messages stay in
     /// another network namespace. There are no by-id links to wait for.
     KernelOnly,
-    /// No events (a user namespace, or a sysfs that is not the kernel's). Waits
+    /// No events (a user namespace, a network namespace of one, or a sysfs that is not the
+    /// kernel's). Waits
     /// look at sysfs again after 1 to 50 ms.
     SysfsPoll,
 }
@@ -34,7 +32,11 @@ impl Mode {
 
     pub(super) fn find(roots: &Roots) -> Self {
         let is_sysfs = statfs(&roots.sysfs).is_ok_and(|fs| fs.filesystem_type() == SYSFS_MAGIC);
-        if !is_sysfs || !in_initial_user_namespace() {
+        // The kernel sends uevents to network namespaces that the initial user namespace owns
+        // (`lib/kobject_uevent.c`).
+        let gets_uevents = user_namespace::is_initial(roots)
+            && user_namespace::owns_network_namespace_of_this_process(roots);
+        if !is_sysfs || !gets_uevents {
             return Self::SysfsPoll;
         }
         match udev_unreachable_reason(roots) {
@@ -45,12 +47,4 @@ impl Mode {
             }
         }
     }
-}
-
-/// The kernel sends uevents to network namespaces that the initial user
-/// namespace owns (`lib/kobject_uevent.c`). The initial user namespace has a
-/// fixed inode (`include/linux/proc_ns.h`, `PROC_USER_INIT_INO`).
-fn in_initial_user_namespace() -> bool {
-    const PROC_USER_INIT_INO: u64 = 0xEFFF_FFFD;
-    fs::metadata("/proc/self/ns/user").is_ok_and(|meta| meta.ino() == PROC_USER_INIT_INO)
 }

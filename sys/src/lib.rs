@@ -9,6 +9,7 @@ pub mod dm;
 pub mod files;
 pub mod iscsi;
 pub mod loop_device;
+pub mod namespace;
 pub mod nbd;
 pub mod process;
 pub mod sg;

@@ -2,6 +2,7 @@
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::lock::run_dir;
 use crate::engine::preflight::Check;
 use crate::error::Result;
@@ -18,6 +19,10 @@ impl Engine {
             let remedy = "mount it read-write: the locks between processes are there";
             let seen = format!("{seen} is read-only");
             return Ok(Check::missing("locks", seen, remedy));
+        }
+        if let Err(error) = DeviceLock::try_take(self.roots(), "doctor") {
+            let remedy = "give the process write access to it, and room in it";
+            return Ok(Check::missing("locks", error.to_string(), remedy));
         }
         let remedy = "mount the machine's /run/lunbd at the same place, and share its PID \
                       namespace, in which that is seen";

@@ -1,6 +1,7 @@
 //! Attaches, as an agent that links the library makes them.
 
 use std::fs;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ fn flat_luns_300_and_16000_are_attached_and_found() {
 fn without_privileges_the_kernels_refusal_is_passed_on() {
     let (_engine, target) = (engine(), ScsiDebug::with_luns(1));
     let source = format!("scsi:{}:0:0:0", target.host());
-    let output = std::process::Command::new("setpriv")
+    let output = Command::new("setpriv")
         .args([
             "--reuid=65534",
             "--clear-groups",
@@ -154,4 +155,50 @@ fn doctor_finds_nothing_missing_in_the_guest_and_gets_udevs_answer() {
     assert!(udev.seen.contains("answered"), "{udev:?}");
     let journal = checks.iter().find(|check| check.name == "journal");
     assert!(journal.unwrap().finding == Finding::Good, "{journal:?}");
+}
+
+#[test]
+fn doctor_says_what_a_process_cannot_write_though_it_has_its_capabilities() {
+    let _target = ScsiDebug::with_luns(2);
+    let all = "+sys_admin,+net_admin,+sys_ptrace";
+    let output = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .args([format!("--inh-caps={all}"), format!("--ambient-caps={all}")])
+        .args(["lunbd", "doctor"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(8), "{said}");
+    for expected in ["/scan cannot be written", "cannot lock /run/lunbd"] {
+        assert!(said.contains(expected), "no {expected}: {said}");
+    }
+}
+
+/// The kernel sends no event there (`lib/kobject_uevent.c`).
+#[test]
+fn an_attach_in_a_network_namespace_of_another_user_namespace_looks_at_sysfs() {
+    let target = ScsiDebug::with_luns(2);
+    let unit = unit(&target, 1).to_string();
+    let mut elsewhere = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--net", "cat"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let own = fs::read_link("/proc/self/ns/net").unwrap();
+    let network = format!("/proc/{}/ns/net", elsewhere.id());
+    guest::wait_until("the other network namespace", LIMIT, || {
+        fs::read_link(&network)
+            .is_ok_and(|its| its != own)
+            .then_some(())
+    });
+    for call in ["attach", "detach"] {
+        let output = Command::new("nsenter")
+            .arg(format!("--net={network}"))
+            .args(["lunbd", call, &unit, "--timeout", "20s"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{call}: {output:?}");
+    }
+    drop(elsewhere.stdin.take());
+    elsewhere.wait().unwrap();
 }
