@@ -29,7 +29,8 @@ pub enum Difference {
     },
     /// The server refuses writes now.
     BecameReadOnly,
-    /// The server takes writes now.
+    /// The device is read-only and the server takes writes: the attach asked for that, or the
+    /// server has changed.
     BecameWritable,
     /// The server's capabilities changed.
     Flags {
@@ -90,7 +91,7 @@ impl fmt::Display for Difference {
             Self::Shrunk { from, to } => write!(f, "shrunk from {from} to {to} bytes"),
             Self::Grown { from, to } => write!(f, "grown from {from} to {to} bytes"),
             Self::BecameReadOnly => f.write_str("read-only now"),
-            Self::BecameWritable => f.write_str("writable now"),
+            Self::BecameWritable => f.write_str("no write protection, unlike the device"),
             Self::Flags { lost, gained } => {
                 let names = |flags: &ExportFlags| {
                     let names: Vec<_> = flags.iter_names().map(|(name, _)| name).collect();
@@ -204,7 +205,10 @@ mod tests {
         );
         assert_eq!(
             compare(&read_only, &before),
-            (vec!["writable now".to_owned()], false)
+            (
+                vec!["no write protection, unlike the device".to_owned()],
+                false
+            )
         );
     }
 
