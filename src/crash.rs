@@ -82,7 +82,6 @@ points! {
     ClaimTaken "block.claimed",
     FlushToBegin "block.to-flush",
     FlushSynced "block.synced",
-    FlushDone "block.flushed",
     BarrierToSend "block.to-send-barrier",
     BarrierSent "block.barrier-sent",
     // SCSI.

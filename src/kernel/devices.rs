@@ -116,7 +116,8 @@ pub trait DeviceAccess: fmt::Debug + Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Drops the pages of the disk (`BLKFLSBUF`).
+    /// Writes dirty pages back, waits for them and drops them (`BLKFLSBUF`). A failed write is no
+    /// error of this call.
     ///
     /// # Errors
     /// The kernel's.

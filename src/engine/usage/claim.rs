@@ -202,12 +202,15 @@ impl Engine {
             None => {}
         }
         let (file, own, roots) = (Arc::clone(file), disk.clone(), self.roots().clone());
-        let written = move |file: &File| match own.write_pages(&roots, file) {
-            Err(error) if error.kind() == ErrorKind::Io => {
-                mark.set(&error);
-                Err(error)
+        let written = move |file: &File| {
+            let dropped = own.drop_pages(&roots, file);
+            match own.write_pages(&roots, file) {
+                Err(error) if error.kind() == ErrorKind::Io => {
+                    mark.set(&error);
+                    Err(error)
+                }
+                _ => Ok(dropped.and_then(|()| own.flush(&roots, file))),
             }
-            _ => Ok(own.flush(&roots, file)),
         };
         let flushed = run(
             self.lane_of(disk),
@@ -267,7 +270,7 @@ pub(in crate::engine) fn flush(
     let flushed =
         worker::run_with_own_fd_table_and(file, |file| flush_in_its_state(roots, disk, file));
     match &flushed {
-        // A process that may not drop the pages has lost nothing: they were written.
+        // A process that may not drop the pages has lost nothing.
         Err(error) if error.kind() != ErrorKind::NotPermitted => mark.set(error),
         _ if is_marked => mark.clear(),
         _ => {}
@@ -278,6 +281,7 @@ pub(in crate::engine) fn flush(
 /// If all pages are written, a flush of the unit's cache that the path's ALUA access state
 /// refuses has lost nothing.
 fn flush_in_its_state(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
+    disk.drop_pages(roots, file)?;
     let all_written = disk.write_pages(roots, file)?;
     let Err(error) = disk.flush(roots, file) else {
         return Ok(Flush::Done);

@@ -1,90 +1,84 @@
-//! The flush of a block device.
+//! The flush of a block device. Each partition has pages of its own (`block/bdev.c`, one inode
+//! each). So each step is done for the partitions and then for the disk, which `file` has open.
+//!
+//! The kernel reports a failed write once. A process that is killed while it waits in `fsync`
+//! takes the report with it, and the next `fsync` succeeds. `BLKFLSBUF` waits too, and leaves the
+//! report to the next call (`mm/filemap.c`, `filemap_check_errors`). So it comes first.
 
 use std::fs::File;
-use std::path::Path;
+use std::io;
 
 use super::BlockDevice;
 use crate::crash::point;
 use crate::error::{Error, ErrorKind, Result};
-use crate::kernel::{Devices, OpenMode, Roots};
+use crate::kernel::{OpenMode, Roots};
 
 impl BlockDevice {
-    /// Writes dirty pages back, has the device write its cache (`fsync`), and drops the
-    /// pages (`BLKFLSBUF`). It does this for each partition, which has pages of its own
-    /// (`block/bdev.c`, one inode each), and then for the disk, which `file` has open.
-    /// **Blocks** until the device has done it.
+    /// Writes dirty pages back, waits for them and drops them (`BLKFLSBUF`). It does not report a
+    /// failed write: the calls after it do. **Blocks** until the device has done it.
+    ///
+    /// # Errors
+    /// `NotPermitted` without `CAP_SYS_ADMIN`.
+    pub(crate) fn drop_pages(&self, roots: &Roots, file: &File) -> Result<()> {
+        point!(FlushToBegin);
+        self.on_each(roots, file, |device, file| {
+            let dropped = roots.devices.drop_pages(file);
+            dropped.map_err(|error| device.failed("cannot drop the page cache of", roots, &error))
+        })
+    }
+
+    /// Writes dirty pages back, and does not flush the device's cache. `false` if the pages
+    /// cannot be written without a flush. **Blocks** until all pages are written.
+    ///
+    /// # Errors
+    /// `Io` if a write failed, also an earlier one that was not reported. The pages are lost.
+    pub(crate) fn write_pages(&self, roots: &Roots, file: &File) -> Result<bool> {
+        let mut all_written = true;
+        self.on_each(roots, file, |device, file| {
+            match roots.devices.write_pages(file) {
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => all_written = false,
+                Err(error) => return Err(device.failed("cannot write back", roots, &error)),
+                Ok(()) => {}
+            }
+            Ok(())
+        })?;
+        Ok(all_written)
+    }
+
+    /// Writes dirty pages back and has the device write its cache (`fsync`). **Blocks** until
+    /// the device has done it.
     ///
     /// # Errors
     /// `Io` if a write failed. The pages are lost, and the caller must not delete the
     /// device as if it had been flushed.
     pub(crate) fn flush(&self, roots: &Roots, file: &File) -> Result<()> {
-        for partition in self.partitions()? {
-            match partition.flush_partition(roots) {
-                // Another process removed the partition, and the kernel wrote it back at
-                // that time.
-                Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
-                flushed => flushed?,
-            }
-        }
-        let (devices, node) = (&roots.devices, self.node(roots));
-        point!(FlushToBegin);
-        sync(devices, file, &node)?;
+        self.on_each(roots, file, |device, file| {
+            let synced = roots.devices.sync(file);
+            synced.map_err(|error| device.failed("cannot flush", roots, &error))
+        })?;
         point!(FlushSynced);
-        drop_pages(devices, file, &node)?;
-        point!(FlushDone);
         Ok(())
     }
 
-    /// Writes dirty pages back like [`flush`](Self::flush), but does not flush the
-    /// device's cache. `false` if the pages cannot be written without a flush. **Blocks**
-    /// until all pages are written.
-    ///
-    /// # Errors
-    /// `Io` if a write failed. The pages are lost.
-    pub(crate) fn write_pages(&self, roots: &Roots, file: &File) -> Result<bool> {
+    fn on_each(
+        &self,
+        roots: &Roots,
+        file: &File,
+        mut act: impl FnMut(&Self, &File) -> Result<()>,
+    ) -> Result<()> {
         for partition in self.partitions()? {
-            let own = partition.open(roots, OpenMode::Shared);
-            let written = own.and_then(|own| partition.write_own_pages(roots, &own));
-            match written {
+            let opened = partition.open(roots, OpenMode::Shared);
+            match opened.and_then(|opened| act(&partition, &opened)) {
+                // Another process removed the partition, and the kernel wrote it back at
+                // that time.
                 Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
-                Ok(true) => {}
-                other => return other,
+                done => done?,
             }
         }
-        self.write_own_pages(roots, file)
+        act(self, file)
     }
 
-    /// `BLKFLSBUF` does the waiting. The calls after it report the error of a failed write, and
-    /// the kernel reports that once: if they did the waiting, a process that is killed
-    /// meanwhile would take the error with it, and the next flush would succeed. `BLKFLSBUF`
-    /// leaves the error (`mm/filemap.c`, `filemap_check_errors`).
-    fn write_own_pages(&self, roots: &Roots, file: &File) -> Result<bool> {
-        match drop_pages(&roots.devices, file, &self.node(roots)) {
-            Err(error) if error.kind() != ErrorKind::NotPermitted => return Err(error),
-            _ => {}
-        }
-        match roots.devices.write_pages(file) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(false),
-            Err(error) => Err(Error::io("cannot write back", &self.node(roots), &error)),
-        }
+    fn failed(&self, what: &str, roots: &Roots, error: &io::Error) -> Error {
+        Error::io(what, &self.node(roots), error)
     }
-
-    fn flush_partition(&self, roots: &Roots) -> Result<()> {
-        let (file, node) = (self.open(roots, OpenMode::Shared)?, self.node(roots));
-        sync(&roots.devices, &file, &node)?;
-        drop_pages(&roots.devices, &file, &node)
-    }
-}
-
-fn sync(devices: &Devices, file: &File, node: &Path) -> Result<()> {
-    devices
-        .sync(file)
-        .map_err(|error| Error::io("cannot flush", node, &error))
-}
-
-fn drop_pages(devices: &Devices, file: &File, node: &Path) -> Result<()> {
-    devices
-        .drop_pages(file)
-        .map_err(|error| Error::io("cannot drop the page cache of", node, &error))
 }
