@@ -7,15 +7,23 @@ use std::time::Duration;
 
 use vm_tests::guest::agent::unit;
 use vm_tests::guest::directory::Directory;
+use vm_tests::guest::rotation::Part;
 use vm_tests::guest::thread_limit::ThreadLimit;
 use vm_tests::guest::{self, ScsiDebug};
 
 /// The limit of one call, also on a machine that is several times slower.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The limit of a test, which starts the command a hundred times.
+/// The limit of a test, which starts the command dozens of times.
 const IN_ALL: Duration = Duration::from_secs(900);
 /// With this many threads an attach has all that it needs.
 const ENOUGH: u32 = 12;
+
+/// The least and the greatest limit, and a fifth of those between them.
+fn limits_of_this_run() -> impl Iterator<Item = u32> {
+    let part = Part::of_this_run();
+    let is_an_end = |most| most == 1 || most == ENOUGH;
+    (1..=ENOUGH).filter(move |most| is_an_end(*most) || part.has(&format!("pids.max:{most}")))
+}
 
 fn said(output: &Output) -> String {
     let text = [output.stdout.clone(), output.stderr.clone()].concat();
@@ -40,7 +48,11 @@ fn a_command_without_threads_fails_with_a_message_and_leaves_nothing_half_done()
     fs::write(&empty, "volume = []\n").unwrap();
     let journal = ["--journal", &journal];
     let mut succeeded = Vec::new();
-    for most in 1..=ENOUGH {
+    let limits: Vec<u32> = limits_of_this_run().collect();
+    guest::tell(&format!(
+        "pids.max of this run: {limits:?} of 1 to {ENOUGH}"
+    ));
+    for most in limits {
         limit.set(most);
         for command in [
             &["apply", &file, "--timeout", "60s"][..],
