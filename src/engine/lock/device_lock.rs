@@ -1,7 +1,7 @@
 //! Exclusive and shared locks on devices, across all processes of the machine.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -173,19 +173,17 @@ impl DeviceLock {
         let file = open(path)?;
         point!(DeviceLockCreated);
         let locked = lock_file::lock(path, file, mode).map_err(|error| failed(&error))?;
-        let Locked::Ours(mut file) = locked else {
+        let Locked::Ours(file) = locked else {
             return Ok(None);
         };
         let ours = file.metadata().map_err(|error| failed(&error))?;
         let was_abandoned = ours.len() > 0;
         // The lock itself is the flock. The process id serves the error of waiting processes,
-        // and tells the next holder if this one dies.
-        let emptied = if was_abandoned {
-            file.set_len(0)
-        } else {
-            Ok(())
-        };
-        let written = emptied.and_then(|()| write!(file, "{}", std::process::id()));
+        // and tells the next holder if this one dies. It is written over the last one, so that
+        // a full file system keeps that of a dead holder.
+        let id = std::process::id().to_string();
+        let written = file.write_all_at(id.as_bytes(), 0);
+        let written = written.and_then(|()| file.set_len(u64::try_from(id.len()).unwrap_or(0)));
         written.map_err(|error| failed(&error))?;
         point!(DeviceLockTaken);
         Ok(Some(Self {
@@ -252,6 +250,19 @@ mod tests {
     /// A deadline for a wait that must fail, long enough for the wait to begin.
     fn in_a_moment() -> Deadline {
         Deadline::after(Duration::from_millis(300))
+    }
+
+    #[test]
+    fn the_process_id_of_a_dead_holder_is_replaced_whole() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        fs::create_dir_all(run_dir::path(&roots)).unwrap();
+        let path = DeviceLock::path(&roots, "a");
+        fs::write(&path, "123456789012").unwrap();
+        let lock = DeviceLock::take(&roots, "a", soon()).unwrap();
+        assert!(lock.was_abandoned());
+        let id = std::process::id().to_string();
+        assert_eq!(fs::read_to_string(&path).unwrap(), id);
     }
 
     #[track_caller]

@@ -157,7 +157,9 @@ impl Note {
 
     /// The text in a file of [`ROOM`] bytes. A longer text loses its end.
     fn padded(&self) -> Vec<u8> {
-        let mut text = self.to_string().into_bytes();
+        let mut text = self.to_string();
+        text.truncate(text.floor_char_boundary(ROOM));
+        let mut text = text.into_bytes();
         text.resize(ROOM, b'\n');
         text
     }
@@ -249,6 +251,17 @@ pub(in crate::engine) fn refuse(disk: &BlockDevice, earlier: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reason_that_is_longer_than_the_room_is_cut_between_two_characters() {
+        let note = Note {
+            why: format!("a{}", "é".repeat(ROOM)),
+            names: Vec::new(),
+        };
+        let text = String::from_utf8(note.padded()).unwrap();
+        assert_eq!(text.len(), ROOM);
+        assert!(text.starts_with("aé"), "{text}");
+    }
 
     #[test]
     fn a_failure_is_remembered_for_one_life_of_the_disk() {

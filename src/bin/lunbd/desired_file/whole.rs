@@ -1,8 +1,8 @@
 //! Whether a file of wanted volumes is whole, as its first and its last line say.
 
 /// Requires of a file that says `has_end = true` that it says so first, and that its last line
-/// is `[end]`. A copy of it that ends early then lacks the announced end, or has no volume. The
-/// text has been parsed, so a last line like this is a table.
+/// is `[end]`. A copy that ends early lacks this last line, or it has no volume. The text has been
+/// parsed, so a last line like this is a table.
 pub(super) fn require_end(text: &str) -> Result<(), &'static str> {
     let is_content = |line: &&str| !line.is_empty() && !line.starts_with('#');
     let first = text.lines().map(str::trim).find(is_content);
