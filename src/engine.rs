@@ -1,5 +1,6 @@
 //! The calls of [`Engine`]: this layer alone combines the layers below it. Start reading
-//! at [`attach`](Engine::attach).
+//! at [`attach`](Engine::attach). Only calls from outside are methods of `Engine`. Each step of
+//! a call is a function of its module, so a module's imports show on which steps it depends.
 
 mod attach;
 mod call;

@@ -1,5 +1,7 @@
 //! The public call of an attach; [`scsi`] and [`nbd`] hold the steps for each kind of source.
 
+mod access_state;
+pub(super) mod addresses;
 mod alias;
 pub(super) mod attachment;
 mod best_path;
@@ -12,17 +14,18 @@ pub(super) mod request;
 mod rollback;
 mod scan;
 mod scsi;
-mod scsi_path;
+pub(super) mod scsi_path;
+mod settle;
 
-use super::Engine;
-use super::call::CallContext;
-use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::attach::nbd::attach_nbd;
+use crate::engine::attach::scsi::attach_scsi;
+use crate::engine::call::CallContext;
+use crate::engine::telemetry::{self, Call};
 pub use crate::error::MissingPath;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::id::Source;
-use crate::kernel::blockdev::BlockDevice;
-use crate::uevent::{self, SettledDevice, Watch};
 pub use attachment::{Attachment, Unit, UnitPath};
 pub(super) use request::UnitClaim;
 pub use request::{AttachRequest, Multipath};
@@ -59,39 +62,24 @@ impl Engine {
     /// `Cancelled` at the stage that they name, `Io`.
     #[tracing::instrument(skip_all, fields(source = %request.source, node))]
     pub fn attach(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
-        telemetry::measured(Call::Attach, || self.attach_timed(request, deadline))
+        telemetry::measured(Call::Attach, || attach_timed(self, request, deadline))
     }
+}
 
-    fn attach_timed(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
-        let mut call = CallContext::new(Call::Attach, request.observer.as_ref(), deadline);
-        let mut attachment = match &request.source {
-            Source::Scsi(_) | Source::Iscsi(_) | Source::Fc(_) => {
-                self.attach_scsi(request, &mut call)?
-            }
-            Source::Nbd(uri) => self.attach_nbd(uri, request, &mut call)?,
-        };
-        attachment.phases = call.finish();
-        let node = attachment.node.display();
-        tracing::Span::current().record("node", tracing::field::display(node));
-        Ok(attachment)
-    }
-
-    /// Waits until udev has handled the disk and its partitions.
-    pub(super) fn settle(
-        &self,
-        disk: &BlockDevice,
-        watch: &mut Watch,
-        deadline: Deadline,
-    ) -> Result<SettledDevice> {
-        let (roots, mode) = (self.roots(), self.hub().mode());
-        let proof = uevent::settle(watch, mode, roots, disk.dir(), deadline)?;
-        for partition in disk.partitions()? {
-            match uevent::settle(watch, mode, roots, partition.dir(), deadline) {
-                // A process rereads the partition table, which is no failure of the attach.
-                Err(error) if error.kind() == ErrorKind::Vanished => {}
-                result => drop(result?),
-            }
+fn attach_timed(
+    engine: &Engine,
+    request: &AttachRequest,
+    deadline: Deadline,
+) -> Result<Attachment> {
+    let mut call = CallContext::new(Call::Attach, request.observer.as_ref(), deadline);
+    let mut attachment = match &request.source {
+        Source::Scsi(_) | Source::Iscsi(_) | Source::Fc(_) => {
+            attach_scsi(engine, request, &mut call)?
         }
-        Ok(proof)
-    }
+        Source::Nbd(uri) => attach_nbd(engine, uri, request, &mut call)?,
+    };
+    attachment.phases = call.finish();
+    let node = attachment.node.display();
+    tracing::Span::current().record("node", tracing::field::display(node));
+    Ok(attachment)
 }

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::telemetry::{self, Call};
-use super::timing::{Phase, StageObserver};
 use crate::deadline::Deadline;
+use crate::engine::telemetry::{self, Call};
+use crate::engine::timing::{Phase, StageObserver};
 use crate::error::Stage;
 
 /// The stages of a part of a call, measured by its own timer.

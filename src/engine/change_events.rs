@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::Engine;
 use crate::deadline::Deadline;
+use crate::engine::Engine;
 use crate::error::{Result, Stage};
 use crate::id::{HostNo, NbdIndex};
 use crate::kernel::threads;

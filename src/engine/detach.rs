@@ -5,8 +5,8 @@ mod flush_paths;
 mod foreign_unit;
 mod nbd;
 pub(super) mod receipt;
-mod remove_device;
-mod remove_map;
+pub(super) mod remove_device;
+pub(super) mod remove_map;
 pub(super) mod remove_paths;
 pub(super) mod request;
 pub(super) mod resolve;
@@ -17,16 +17,21 @@ mod wait;
 
 use std::collections::BTreeSet;
 
-use super::Engine;
-use super::call::CallContext;
-use super::telemetry::{self, Call};
 use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::call::CallContext;
+use crate::engine::detach::nbd::{detach_nbd_backend, detach_nbd_device};
+use crate::engine::detach::receipt::DetachFailure;
+use crate::engine::detach::resolve::{Resolved, ResolvedUnit, addresses_of, resolve_target};
+use crate::engine::detach::scsi::detach_scsi;
+use crate::engine::iscsi::sessions::{
+    end_unused_sessions, has_own_session, hosts_of_unfinished_logouts,
+};
+use crate::engine::telemetry::{self, Call};
 use crate::error::{Error, Result, Stage};
 use crate::id::{SessionId, Source};
 pub use detachment::{Detachment, Place};
-use receipt::DetachFailure;
 pub use request::{DetachRequest, DetachTarget};
-use resolve::{Resolved, ResolvedUnit};
 
 impl Engine {
     /// Detaches one device. The call proves that nothing uses the device: it claims it exclusively
@@ -73,83 +78,83 @@ impl Engine {
     ) -> Result<Detachment, DetachFailure> {
         let request = request.into();
         tracing::Span::current().record("target", request.target.to_string());
-        telemetry::measured(Call::Detach, || self.detach_timed(&request, deadline))
+        telemetry::measured(Call::Detach, || detach_timed(self, &request, deadline))
     }
+}
 
-    fn detach_timed(
-        &self,
-        request: &DetachRequest,
-        deadline: Deadline,
-    ) -> Result<Detachment, DetachFailure> {
-        let mut call = CallContext::new(Call::Detach, request.observer.as_ref(), deadline);
-        call.enter(Stage::Resolve);
-        let backend = request.backend.clone();
-        let mut detachment = match self.find(&request.target, backend, deadline)? {
-            Resolved::Scsi(mut resolved) => {
-                for source in &request.more {
-                    resolved.addresses.extend(self.addresses_of(source)?);
-                }
-                let done = self.detach_scsi(&resolved, request, &mut call)?;
-                self.end_sessions(done, &resolved, request, &mut call)?
+fn detach_timed(
+    engine: &Engine,
+    request: &DetachRequest,
+    deadline: Deadline,
+) -> Result<Detachment, DetachFailure> {
+    let mut call = CallContext::new(Call::Detach, request.observer.as_ref(), deadline);
+    call.enter(Stage::Resolve);
+    let backend = request.backend.clone();
+    let mut detachment = match resolve_target(engine, &request.target, backend, deadline)? {
+        Resolved::Scsi(mut resolved) => {
+            for source in &request.more {
+                resolved.addresses.extend(addresses_of(engine, source)?);
             }
-            Resolved::NbdBackend(id) => self.detach_nbd_backend(id, request, &mut call)?,
-            Resolved::Nbd(device) => self.detach_nbd_device(&device, request, &mut call)?,
-        };
-        detachment.phases = call.finish();
-        if let Some(node) = &detachment.node {
-            tracing::Span::current().record("node", tracing::field::display(node.display()));
+            let done = detach_scsi(engine, &resolved, request, &mut call)?;
+            end_sessions(engine, done, &resolved, request, &mut call)?
         }
-        Ok(detachment)
+        Resolved::NbdBackend(id) => detach_nbd_backend(engine, id, request, &mut call)?,
+        Resolved::Nbd(device) => detach_nbd_device(engine, &device, request, &mut call)?,
+    };
+    detachment.phases = call.finish();
+    if let Some(node) = &detachment.node {
+        tracing::Span::current().record("node", tracing::field::display(node.display()));
     }
+    Ok(detachment)
+}
 
-    /// Logs out lunbd's sessions that the unit was on, where nothing else is on them. The call
-    /// waits for an attach that uses such a session, so it holds no lock here that the attach could
-    /// wait for.
-    fn end_sessions(
-        &self,
-        mut detachment: Detachment,
-        resolved: &ResolvedUnit,
-        request: &DetachRequest,
-        call: &mut CallContext,
-    ) -> Result<Detachment, DetachFailure> {
-        if request.keep_sessions {
-            return Ok(detachment);
-        }
-        match self.end_sessions_behind(&detachment, resolved, request, call) {
-            Ok(ended) => {
-                detachment.logged_out = ended;
-                Ok(detachment)
-            }
-            Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
-        }
+/// Logs out lunbd's sessions that the unit was on, where nothing else is on them. The call
+/// waits for an attach that uses such a session, so it holds no lock here that the attach could
+/// wait for.
+fn end_sessions(
+    engine: &Engine,
+    mut detachment: Detachment,
+    resolved: &ResolvedUnit,
+    request: &DetachRequest,
+    call: &mut CallContext,
+) -> Result<Detachment, DetachFailure> {
+    if request.keep_sessions {
+        return Ok(detachment);
     }
+    match end_sessions_behind(engine, &detachment, resolved, request, call) {
+        Ok(ended) => {
+            detachment.logged_out = ended;
+            Ok(detachment)
+        }
+        Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
+    }
+}
 
-    fn end_sessions_behind(
-        &self,
-        detachment: &Detachment,
-        resolved: &ResolvedUnit,
-        request: &DetachRequest,
-        call: &mut CallContext,
-    ) -> Result<Vec<SessionId>> {
-        let at = |error: Error| error.at(Stage::Logout);
-        let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
-        let mut hosts: BTreeSet<_> = paths.map(|path| path.hctl.host).collect();
-        hosts.extend(resolved.addresses.iter().map(|hctl| hctl.host));
-        let first = match &request.target {
-            DetachTarget::Source(source) => Some(source),
-            DetachTarget::Device(_) | DetachTarget::Unit(_) => None,
-        };
-        for source in first.into_iter().chain(&request.more) {
-            if let Source::Iscsi(uri) = source {
-                hosts.extend(self.hosts_of_unfinished_logouts(uri.target()).map_err(at)?);
-            }
+fn end_sessions_behind(
+    engine: &Engine,
+    detachment: &Detachment,
+    resolved: &ResolvedUnit,
+    request: &DetachRequest,
+    call: &mut CallContext,
+) -> Result<Vec<SessionId>> {
+    let at = |error: Error| error.at(Stage::Logout);
+    let paths = detachment.receipt.iter().flat_map(|receipt| &receipt.paths);
+    let mut hosts: BTreeSet<_> = paths.map(|path| path.hctl.host).collect();
+    hosts.extend(resolved.addresses.iter().map(|hctl| hctl.host));
+    let first = match &request.target {
+        DetachTarget::Source(source) => Some(source),
+        DetachTarget::Device(_) | DetachTarget::Unit(_) => None,
+    };
+    for source in first.into_iter().chain(&request.more) {
+        if let Source::Iscsi(uri) = source {
+            hosts.extend(hosts_of_unfinished_logouts(engine, uri.target()).map_err(at)?);
         }
-        if !self.has_own_session(&hosts).map_err(at)? {
-            return Ok(Vec::new());
-        }
-        call.enter(Stage::Logout);
-        self.end_unused_sessions(&hosts, call.deadline)
     }
+    if !has_own_session(engine, &hosts).map_err(at)? {
+        return Ok(Vec::new());
+    }
+    call.enter(Stage::Logout);
+    end_unused_sessions(engine, &hosts, call.deadline)
 }
 
 #[cfg(test)]
@@ -185,7 +190,13 @@ mod tests {
         });
         let soon = Deadline::after(std::time::Duration::from_secs(30));
         let mut call = CallContext::new(Call::Detach, None, soon);
-        let ended = engine.end_sessions(detachment, &ResolvedUnit::default(), &request, &mut call);
+        let ended = end_sessions(
+            &engine,
+            detachment,
+            &ResolvedUnit::default(),
+            &request,
+            &mut call,
+        );
         let failure = ended.unwrap_err();
         assert_eq!(failure.stage(), Some(Stage::Logout), "{failure}");
         assert_eq!(failure.receipt.notes, notes);

@@ -6,7 +6,9 @@ mod scsi;
 mod unit;
 mod users;
 
-use super::Engine;
+use crate::engine::Engine;
+use crate::engine::inventory::users::MachineUsers;
+use crate::engine::nbd::known::current_links;
 use crate::error::{ErrorKind, Result};
 use crate::id::{DevNo, NbdIndex, Source};
 use crate::kernel::block_tree::BlockTree;
@@ -15,7 +17,6 @@ use crate::nbd::{self, Hints, Link, NbdDevice};
 pub use unit::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
-use users::MachineUsers;
 
 impl Engine {
     /// Lists the SCSI disks, grouped into logical units, and the NBD devices that are in use.
@@ -40,7 +41,7 @@ impl Engine {
             let Some(device) = NbdDevice::find(roots, index)? else {
                 continue;
             };
-            match self.describe_nbd(&device, &users) {
+            match describe_nbd(self, &device, &users) {
                 Ok(unit) => units.extend(unit),
                 // The kernel removes the device's attributes before its directory.
                 Err(error) if error.kind() == ErrorKind::Vanished => {}
@@ -53,57 +54,56 @@ impl Engine {
             not_looked_at,
         })
     }
+}
 
-    /// The unit of a device, which is a path of it, its map, or a partition of one of these.
-    pub(super) fn unit_behind(&self, devno: DevNo) -> Result<Option<InventoryUnit>> {
-        let mut disk = BlockDevice::of(self.roots(), devno)?;
-        if let Some(partition) = disk.as_ref().filter(|disk| disk.is_partition()) {
-            let parent = partition.dir().parent();
-            disk = parent.map(BlockDevice::at).transpose()?.flatten();
-        }
-        let Some(disk) = disk else {
-            return Ok(None);
-        };
-        let mut units = self.inventory()?.units.into_iter();
-        Ok(units.find(|unit| unit.is(disk.devno())))
+/// The unit of a device, which is a path of it, its map, or a partition of one of these.
+pub(super) fn unit_behind(engine: &Engine, devno: DevNo) -> Result<Option<InventoryUnit>> {
+    let mut disk = BlockDevice::of(engine.roots(), devno)?;
+    if let Some(partition) = disk.as_ref().filter(|disk| disk.is_partition()) {
+        let parent = partition.dir().parent();
+        disk = parent.map(BlockDevice::at).transpose()?.flatten();
     }
+    let Some(disk) = disk else {
+        return Ok(None);
+    };
+    let mut units = engine.inventory()?.units.into_iter();
+    Ok(units.find(|unit| unit.is(disk.devno())))
+}
 
-    /// Returns `None` for a free device.
-    fn describe_nbd(
-        &self,
-        device: &NbdDevice,
-        users: &MachineUsers<'_>,
-    ) -> Result<Option<InventoryUnit>> {
-        let facts = device.facts()?;
-        let ours = |link: &Link| Some(link.backend.as_str()) == facts.backend.as_deref();
-        let dead = |link: &Link| ours(link) && link.is_dead();
-        // Only the process that made a link knows whether it is dead.
-        let hints = Hints {
-            link_dead: self
-                .links_beside(device)
-                .get(&device.index())
-                .is_some_and(dead),
-            ..Hints::default()
-        };
-        let state = facts.state(&hints);
-        if matches!(state, nbd::State::Free | nbd::State::OpenedByOther) {
-            return Ok(None);
-        }
-        let backend = facts.backend;
-        let uri = backend.as_deref().and_then(|id| id.parse().ok());
-        let disk = device.disk();
-        let unit = NbdUnit {
-            index: device.index(),
-            source: uri.map(Source::Nbd),
-            backend,
-            node: disk.node(self.roots()),
-            devno: disk.devno(),
-            diskseq: disk.diskseq()?,
-            state,
-            connections: device.connections()?,
-            content: device.content_by_udev(self.roots())?,
-        };
-        let used = users.of([disk.name()], None);
-        Ok(Some(used.unit(UnitKind::Nbd(unit), Some(facts.size))))
+/// Returns `None` for a free device.
+fn describe_nbd(
+    engine: &Engine,
+    device: &NbdDevice,
+    users: &MachineUsers<'_>,
+) -> Result<Option<InventoryUnit>> {
+    let facts = device.facts()?;
+    let ours = |link: &Link| Some(link.backend.as_str()) == facts.backend.as_deref();
+    let dead = |link: &Link| ours(link) && link.is_dead();
+    // Only the process that made a link knows whether it is dead.
+    let hints = Hints {
+        link_dead: current_links(engine, device)
+            .get(&device.index())
+            .is_some_and(dead),
+        ..Hints::default()
+    };
+    let state = facts.state(&hints);
+    if matches!(state, nbd::State::Free | nbd::State::OpenedByOther) {
+        return Ok(None);
     }
+    let backend = facts.backend;
+    let uri = backend.as_deref().and_then(|id| id.parse().ok());
+    let disk = device.disk();
+    let unit = NbdUnit {
+        index: device.index(),
+        source: uri.map(Source::Nbd),
+        backend,
+        node: disk.node(engine.roots()),
+        devno: disk.devno(),
+        diskseq: disk.diskseq()?,
+        state,
+        connections: device.connections()?,
+        content: device.content_by_udev(engine.roots())?,
+    };
+    let used = users.of([disk.name()], None);
+    Ok(Some(used.unit(UnitKind::Nbd(unit), Some(facts.size))))
 }

@@ -36,8 +36,9 @@ use std::sync::Arc;
 use nix::fcntl::Flock;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::Engine;
 use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::journal::table::{InFlight, Table};
 use crate::error::{Result, Stage};
 use crate::id::VolumeId;
 use crate::iscsi::{CredentialsSource, SessionName};
@@ -49,7 +50,6 @@ pub use format::{Fault, FaultKind};
 pub(super) use guard::VolumeGuard;
 pub use record::{Detached, Intent, Operation, Outcome, Record};
 pub use spec::{LogInSpec, NbdSpec, VolumeSpec};
-use table::{InFlight, Table};
 pub use view::JournalView;
 
 /// A journal that this process holds until the value is dropped.

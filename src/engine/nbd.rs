@@ -1,6 +1,8 @@
 //! Attached NBD devices: their probe, and new connections for devices that lost theirs.
 
+pub(super) mod backend;
 pub(super) mod heal;
+pub(super) mod known;
 pub(super) mod outcome;
 pub(super) mod reads;
 pub(super) mod receivers;

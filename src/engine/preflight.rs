@@ -1,5 +1,6 @@
 //! What this machine lacks, and how to mend it.
 
+mod check;
 mod container;
 mod drivers;
 mod iscsi_port;
@@ -9,78 +10,21 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use super::Engine;
 use crate::deadline::Deadline;
+use crate::engine::Engine;
+pub use crate::engine::preflight::check::{Check, Finding};
+use crate::engine::preflight::container::{
+    check_journal, check_locks, check_multipath, check_network_namespace, check_nodes, check_users,
+};
+use crate::engine::preflight::drivers::{
+    check_initiator_name, check_iscsi, check_nbd, check_nbd_tls, check_scsi,
+};
+use crate::engine::preflight::iscsi_port::check_iscsi_port;
 use crate::error::Result;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::machine::{self, Capabilities};
 use crate::kernel::{sysfs, user_namespace};
 use crate::uevent::{self, Mode};
-
-/// The result of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-pub enum Finding {
-    /// As it should be.
-    Good,
-    /// Attach and detach work with restrictions.
-    Limited,
-    /// Attach or detach will fail.
-    Missing,
-}
-
-/// One check of the machine.
-#[derive(Debug, Clone)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Check {
-    /// What was checked.
-    pub name: &'static str,
-    /// The result.
-    pub finding: Finding,
-    /// What was seen.
-    pub seen: String,
-    /// How to mend it; empty if there is nothing to mend.
-    pub remedy: &'static str,
-}
-
-impl Check {
-    pub(super) fn good(name: &'static str, seen: impl Into<String>) -> Self {
-        Self {
-            name,
-            finding: Finding::Good,
-            seen: seen.into(),
-            remedy: "",
-        }
-    }
-
-    pub(super) fn limited(
-        name: &'static str,
-        seen: impl Into<String>,
-        remedy: &'static str,
-    ) -> Self {
-        Self {
-            name,
-            finding: Finding::Limited,
-            seen: seen.into(),
-            remedy,
-        }
-    }
-
-    pub(super) fn missing(
-        name: &'static str,
-        seen: impl Into<String>,
-        remedy: &'static str,
-    ) -> Self {
-        Self {
-            name,
-            finding: Finding::Missing,
-            seen: seen.into(),
-            remedy,
-        }
-    }
-}
 
 impl Engine {
     /// Checks everything on which attach and detach depend. It changes nothing, except that
@@ -90,25 +34,25 @@ impl Engine {
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type CheckFn = fn(&Engine, Deadline) -> Result<Check>;
         let checks: [(&'static str, CheckFn); 17] = [
-            ("kernel", Self::check_kernel),
-            ("privileges", Self::check_privileges),
-            ("sysfs", Self::check_sysfs),
-            ("locks", Self::check_locks),
-            ("journal", Self::check_journal),
-            ("users", Self::check_users),
+            ("kernel", check_kernel),
+            ("privileges", check_privileges),
+            ("sysfs", check_sysfs),
+            ("locks", check_locks),
+            ("journal", check_journal),
+            ("users", check_users),
             ("network namespace", |engine, _| {
-                Ok(engine.check_network_namespace())
+                Ok(check_network_namespace(engine))
             }),
-            ("scsi", Self::check_scsi),
-            ("multipath", Self::check_multipath),
-            ("iscsi", Self::check_iscsi),
-            ("iscsi port", Self::check_iscsi_port),
-            ("initiator name", |_, _| Ok(Self::check_initiator_name())),
-            ("nbd", Self::check_nbd),
-            ("nbd tls", |_, deadline| Ok(Self::check_nbd_tls(deadline))),
-            ("device nodes", Self::check_nodes),
-            ("udev", Self::check_udev),
-            ("receive buffer", Self::check_receive_buffer),
+            ("scsi", check_scsi),
+            ("multipath", check_multipath),
+            ("iscsi", check_iscsi),
+            ("iscsi port", check_iscsi_port),
+            ("initiator name", |_, _| Ok(check_initiator_name())),
+            ("nbd", check_nbd),
+            ("nbd tls", |_, deadline| Ok(check_nbd_tls(deadline))),
+            ("device nodes", check_nodes),
+            ("udev", check_udev),
+            ("receive buffer", check_receive_buffer),
         ];
         checks
             .into_iter()
@@ -120,147 +64,135 @@ impl Engine {
             })
             .collect()
     }
+}
 
-    fn check_kernel(&self, _: Deadline) -> Result<Check> {
-        let version = machine::kernel_version(self.roots())?;
-        let seen = format!("Linux {}.{}", version.0, version.1);
-        Ok(match version {
-            (5, 15..) | (6.., _) => Check::good("kernel", seen),
-            (5, 10..) => Check::limited(
-                "kernel",
-                format!("{seen}: disks have no sequence number"),
-                "run Linux 5.15 or later",
-            ),
-            _ => Check::missing("kernel", seen, "run Linux 5.10 or later"),
-        })
+fn check_kernel(engine: &Engine, _: Deadline) -> Result<Check> {
+    let version = machine::kernel_version(engine.roots())?;
+    let seen = format!("Linux {}.{}", version.0, version.1);
+    Ok(match version {
+        (5, 15..) | (6.., _) => Check::good("kernel", seen),
+        (5, 10..) => Check::limited(
+            "kernel",
+            format!("{seen}: disks have no sequence number"),
+            "run Linux 5.15 or later",
+        ),
+        _ => Check::missing("kernel", seen, "run Linux 5.10 or later"),
+    })
+}
+
+fn check_privileges(engine: &Engine, _: Deadline) -> Result<Check> {
+    let held = Capabilities::over_the_machine(engine.roots())?;
+    if !user_namespace::is_initial(engine.roots()) {
+        return Ok(Check::missing(
+            "privileges",
+            "this process is in a user namespace: it has no capability over the machine",
+            "run outside of a user namespace: a container needs the host's",
+        ));
     }
+    Ok(match (held.sys_admin(), held.net_admin()) {
+        (true, true) => Check::good("privileges", "CAP_SYS_ADMIN and CAP_NET_ADMIN"),
+        (true, false) => Check::limited(
+            "privileges",
+            "no CAP_NET_ADMIN: receive buffers stay within net.core.rmem_max",
+            "give the process CAP_NET_ADMIN",
+        ),
+        (false, _) => Check::missing(
+            "privileges",
+            "no CAP_SYS_ADMIN",
+            "run as root, or give the process CAP_SYS_ADMIN and write access to the scan and delete attributes",
+        ),
+    })
+}
 
-    fn check_privileges(&self, _: Deadline) -> Result<Check> {
-        let held = Capabilities::over_the_machine(self.roots())?;
-        if !user_namespace::is_initial(self.roots()) {
-            return Ok(Check::missing(
-                "privileges",
-                "this process is in a user namespace: it has no capability over the machine",
-                "run outside of a user namespace: a container needs the host's",
-            ));
-        }
-        Ok(match (held.sys_admin(), held.net_admin()) {
-            (true, true) => Check::good("privileges", "CAP_SYS_ADMIN and CAP_NET_ADMIN"),
-            (true, false) => Check::limited(
-                "privileges",
-                "no CAP_NET_ADMIN: receive buffers stay within net.core.rmem_max",
-                "give the process CAP_NET_ADMIN",
-            ),
-            (false, _) => Check::missing(
-                "privileges",
-                "no CAP_SYS_ADMIN",
-                "run as root, or give the process CAP_SYS_ADMIN and write access to the scan and delete attributes",
-            ),
-        })
-    }
+fn check_sysfs(engine: &Engine, _: Deadline) -> Result<Check> {
+    let path = &engine.roots().sysfs;
+    let seen = path.display().to_string();
+    Ok(if machine::is_read_only(path)? {
+        let remedy =
+            "mount sysfs read-write: a container needs to be privileged, or the host's /sys";
+        Check::missing("sysfs", format!("{seen} is read-only"), remedy)
+    } else if let Some(refused) = refused_scan(path)? {
+        let remedy = "run as root, or give the process write access to the scan and delete \
+                      attributes";
+        Check::missing("sysfs", refused, remedy)
+    } else {
+        Check::good("sysfs", format!("{seen} is writable"))
+    })
+}
 
-    fn check_sysfs(&self, _: Deadline) -> Result<Check> {
-        let path = &self.roots().sysfs;
-        let seen = path.display().to_string();
-        Ok(if machine::is_read_only(path)? {
-            let remedy =
-                "mount sysfs read-write: a container needs to be privileged, or the host's /sys";
-            Check::missing("sysfs", format!("{seen} is read-only"), remedy)
-        } else if let Some(refused) = refused_scan(path)? {
-            let remedy = "run as root, or give the process write access to the scan and delete \
-                          attributes";
-            Check::missing("sysfs", refused, remedy)
-        } else {
-            Check::good("sysfs", format!("{seen} is writable"))
-        })
-    }
-
-    fn check_udev(&self, deadline: Deadline) -> Result<Check> {
-        match self.hub().mode() {
-            Mode::Udev => self.probe_udev(deadline),
-            Mode::KernelOnly => {
-                // What was found when the hub started may have been mended since.
-                let (why, remedy) = match uevent::udev_unreachable_reason(self.roots()) {
-                    Some(reason) => (reason.to_string(), reason.remedy()),
-                    None => (
-                        "lunbd received no udev event when it started".to_owned(),
-                        "start this process again",
-                    ),
-                };
-                let seen = format!(
-                    "kernel events only: there are no by-id links to wait for, since {why}"
-                );
-                Ok(Check::limited("udev", seen, remedy))
-            }
-            Mode::SysfsPoll => Ok(Check::limited(
-                "udev",
-                "no events reach this process: lunbd polls sysfs every 1 to 50 ms",
-                "run outside of a user namespace, on the kernel's own sysfs",
-            )),
-        }
-    }
-
-    /// Asks udev for an answer about a virtual block device.
-    fn probe_udev(&self, deadline: Deadline) -> Result<Check> {
-        const UDEV_LIMIT: Duration = Duration::from_secs(5);
-        let roots = self.roots();
-        let devices = self.block_devices()?;
-        let virtual_device = devices.iter().find(|device| {
-            ["loop", "ram", "nbd", "zram"]
-                .iter()
-                .any(|kind| device.name().starts_with(kind))
-        });
-        let Some(device) = virtual_device else {
-            return Ok(Check::good(
-                "udev",
-                "runs (not probed: there is no virtual block device)",
-            ));
-        };
-        let mut watch = self.hub().watch(device.name());
-        let limit = deadline.at_most(UDEV_LIMIT);
-        Ok(
-            match uevent::settle_again(&mut watch, Mode::Udev, roots, device.dir(), limit) {
-                Ok(_) => Check::good(
-                    "udev",
-                    format!("answered after {} ms", limit.elapsed().as_millis()),
+fn check_udev(engine: &Engine, deadline: Deadline) -> Result<Check> {
+    match engine.hub().mode() {
+        Mode::Udev => probe_udev(engine, deadline),
+        Mode::KernelOnly => {
+            // What was found when the hub started may have been mended since.
+            let (why, remedy) = match uevent::udev_unreachable_reason(engine.roots()) {
+                Some(reason) => (reason.to_string(), reason.remedy()),
+                None => (
+                    "lunbd received no udev event when it started".to_owned(),
+                    "start this process again",
                 ),
-                Err(error) => Check::missing(
-                    "udev",
-                    format!("udevd does not answer: {error}"),
-                    "see whether systemd-udevd is stopped or busy; a container needs the host's network namespace",
-                ),
-            },
+            };
+            let seen =
+                format!("kernel events only: there are no by-id links to wait for, since {why}");
+            Ok(Check::limited("udev", seen, remedy))
+        }
+        Mode::SysfsPoll => Ok(Check::limited(
+            "udev",
+            "no events reach this process: lunbd polls sysfs every 1 to 50 ms",
+            "run outside of a user namespace, on the kernel's own sysfs",
+        )),
+    }
+}
+
+/// Asks udev for an answer about a virtual block device.
+fn probe_udev(engine: &Engine, deadline: Deadline) -> Result<Check> {
+    const UDEV_LIMIT: Duration = Duration::from_secs(5);
+    let roots = engine.roots();
+    let devices = BlockDevice::all(roots)?;
+    let virtual_device = devices.iter().find(|device| {
+        ["loop", "ram", "nbd", "zram"]
+            .iter()
+            .any(|kind| device.name().starts_with(kind))
+    });
+    let Some(device) = virtual_device else {
+        return Ok(Check::good(
+            "udev",
+            "runs (not probed: there is no virtual block device)",
+        ));
+    };
+    let mut watch = engine.hub().watch(device.name());
+    let limit = deadline.at_most(UDEV_LIMIT);
+    Ok(
+        match uevent::settle_again(&mut watch, Mode::Udev, roots, device.dir(), limit) {
+            Ok(_) => Check::good(
+                "udev",
+                format!("answered after {} ms", limit.elapsed().as_millis()),
+            ),
+            Err(error) => Check::missing(
+                "udev",
+                format!("udevd does not answer: {error}"),
+                "see whether systemd-udevd is stopped or busy; a container needs the host's network namespace",
+            ),
+        },
+    )
+}
+
+fn check_receive_buffer(engine: &Engine, _: Deadline) -> Result<Check> {
+    const LARGE_BUFFER: usize = 16 << 20;
+    if Capabilities::over_the_machine(engine.roots())?.net_admin() {
+        let seen = "as large as wanted (CAP_NET_ADMIN)";
+        return Ok(Check::good("receive buffer", seen));
+    }
+    let largest = machine::largest_receive_buffer(engine.roots())?;
+    Ok(if largest >= LARGE_BUFFER {
+        Check::good("receive buffer", format!("up to {largest} bytes"))
+    } else {
+        Check::limited(
+            "receive buffer",
+            format!("at most {largest} bytes: a burst of uevents costs a resync"),
+            "sysctl net.core.rmem_max=16777216, or give the process CAP_NET_ADMIN",
         )
-    }
-
-    fn check_receive_buffer(&self, _: Deadline) -> Result<Check> {
-        const LARGE_BUFFER: usize = 16 << 20;
-        if Capabilities::over_the_machine(self.roots())?.net_admin() {
-            let seen = "as large as wanted (CAP_NET_ADMIN)";
-            return Ok(Check::good("receive buffer", seen));
-        }
-        let largest = machine::largest_receive_buffer(self.roots())?;
-        Ok(if largest >= LARGE_BUFFER {
-            Check::good("receive buffer", format!("up to {largest} bytes"))
-        } else {
-            Check::limited(
-                "receive buffer",
-                format!("at most {largest} bytes: a burst of uevents costs a resync"),
-                "sysctl net.core.rmem_max=16777216, or give the process CAP_NET_ADMIN",
-            )
-        })
-    }
-
-    pub(super) fn block_devices(&self) -> Result<Vec<BlockDevice>> {
-        let class = self.roots().sysfs.join("class/block");
-        let mut devices = Vec::new();
-        for name in sysfs::names(&class)? {
-            if let Some(dir) = sysfs::resolve(&class.join(name))? {
-                devices.extend(BlockDevice::at(&dir)?);
-            }
-        }
-        Ok(devices)
-    }
+    })
 }
 
 /// Why this process cannot write to the `scan` file of a SCSI host; `None` if it can, or if there

@@ -13,20 +13,22 @@ mod owner;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::call::CallContext;
-#[cfg(feature = "journal")]
-use super::journal::Journal;
-use super::telemetry::{self, Call};
-use super::timing::{Phase, StageObserver};
-use super::{Engine, first_names};
 use crate::deadline::Deadline;
+use crate::engine::call::CallContext;
+#[cfg(feature = "journal")]
+use crate::engine::journal::Journal;
+use crate::engine::stale::evidence::{LunCheck, StaleProof, check_lun};
+use crate::engine::stale::outcome::{Owner, dry_run_outcome, remove_stale_lun};
+#[cfg(feature = "journal")]
+use crate::engine::stale::owner::{owner_in, require_all_read};
+use crate::engine::telemetry::{self, Call};
+use crate::engine::timing::{Phase, StageObserver};
+use crate::engine::{Engine, first_names};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{DevNo, DiskSeq, Hctl, HostNo, VolumeId};
 use crate::kernel::pool;
 use crate::scsi::{Identity, ScsiDevice};
 pub use evidence::Evidence;
-use evidence::{LunCheck, StaleProof};
-use outcome::Owner;
 pub use outcome::ReapOutcome;
 
 /// How stale LUNs are reaped.
@@ -151,7 +153,7 @@ impl Engine {
     /// [`ReapOutcome::Skipped`].
     pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<ReapReport> {
         telemetry::measured(Call::Reap, || {
-            self.reap_all(request, &|_, _| Ok(None), deadline)
+            reap_all(self, request, &|_, _| Ok(None), deadline)
         })
     }
 
@@ -170,7 +172,7 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<ReapReport> {
         let owner = |identity: &Identity, hctl| Ok(journal.owner_of(identity, hctl));
-        telemetry::measured(Call::Reap, || self.reap_all(request, &owner, deadline))
+        telemetry::measured(Call::Reap, || reap_all(self, request, &owner, deadline))
     }
 
     /// As [`reap_beside`](Self::reap_beside), for the journals in `directories`, which other
@@ -187,120 +189,120 @@ impl Engine {
         request: &ReapRequest,
         deadline: Deadline,
     ) -> Result<ReapReport> {
-        self.require_all_read(directories, deadline)?;
+        require_all_read(self, directories, deadline)?;
         let owner =
-            |identity: &Identity, hctl| self.owner_in(directories, identity, hctl, deadline);
-        telemetry::measured(Call::Reap, || self.reap_all(request, &owner, deadline))
+            |identity: &Identity, hctl| owner_in(self, directories, identity, hctl, deadline);
+        telemetry::measured(Call::Reap, || reap_all(self, request, &owner, deadline))
     }
+}
 
-    #[tracing::instrument(name = "reap", skip_all, fields(dry_run = request.dry_run))]
-    fn reap_all(
-        &self,
-        request: &ReapRequest,
-        owner: Owner<'_>,
-        deadline: Deadline,
-    ) -> Result<ReapReport> {
-        let mut call = CallContext::new(Call::Reap, request.observer.as_ref(), deadline);
-        call.enter(Stage::Resolve);
-        if !request.dry_run {
-            first_names::forget_removed(self.roots());
-        }
-        let hosts = self.disks_by_host()?;
-        let parts = call.parts();
-        let of_host = |devices| {
-            let mut own = parts.part(deadline);
-            let found = self.reap_host(devices, request, owner, &mut own);
-            (found, own.into_timings())
-        };
-        let parts = pool::each(Stage::Identify, hosts.into_values(), of_host);
-        let mut whole = Found::default();
-        for part in parts {
-            let (found, part) = part?;
-            call.adopt_if_longer(part);
-            whole.stale_luns.extend(found.stale_luns);
-            whole.unproven.extend(found.unproven);
-        }
-        Ok(ReapReport {
-            stale_luns: whole.stale_luns,
-            unproven: whole.unproven,
-            phases: call.finish(),
-        })
+#[tracing::instrument(name = "reap", skip_all, fields(dry_run = request.dry_run))]
+fn reap_all(
+    engine: &Engine,
+    request: &ReapRequest,
+    owner: Owner<'_>,
+    deadline: Deadline,
+) -> Result<ReapReport> {
+    let mut call = CallContext::new(Call::Reap, request.observer.as_ref(), deadline);
+    call.enter(Stage::Resolve);
+    if !request.dry_run {
+        first_names::forget_removed(engine.roots());
     }
-
-    fn disks_by_host(&self) -> Result<BTreeMap<HostNo, Vec<ScsiDevice>>> {
-        let mut hosts: BTreeMap<HostNo, Vec<ScsiDevice>> = BTreeMap::new();
-        for device in ScsiDevice::all(self.roots())? {
-            match device.is_disk() {
-                Ok(true) => hosts.entry(device.hctl().host).or_default().push(device),
-                Ok(false) => {}
-                // A device that goes away loses this attribute before its directory.
-                Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => {}
-                Err(error) => return Err(error.at(Stage::Resolve)),
-            }
-        }
-        Ok(hosts)
+    let hosts = disks_by_host(engine)?;
+    let parts = call.parts();
+    let of_host = |devices| {
+        let mut own = parts.part(deadline);
+        let found = reap_host(engine, devices, request, owner, &mut own);
+        (found, own.into_timings())
+    };
+    let parts = pool::each(Stage::Identify, hosts.into_values(), of_host);
+    let mut whole = Found::default();
+    for part in parts {
+        let (found, part) = part?;
+        call.adopt_if_longer(part);
+        whole.stale_luns.extend(found.stale_luns);
+        whole.unproven.extend(found.unproven);
     }
+    Ok(ReapReport {
+        stale_luns: whole.stale_luns,
+        unproven: whole.unproven,
+        phases: call.finish(),
+    })
+}
 
-    fn reap_host(
-        &self,
-        devices: Vec<ScsiDevice>,
-        request: &ReapRequest,
-        owner: Owner<'_>,
-        call: &mut CallContext,
-    ) -> Found {
-        let mut found = Found::default();
-        call.enter(Stage::Identify);
-        let mut gone = Vec::new();
-        for device in devices {
-            match self.check_lun(&device, call.deadline) {
-                LunCheck::Present | LunCheck::Removed => {}
-                LunCheck::Stale(proof) => gone.push((device, proof)),
-                LunCheck::Unproven { disk, why } => found.unproven.push(Unproven {
-                    hctl: device.hctl(),
-                    node: disk.map(|disk| disk.node(self.roots())),
-                    why,
-                }),
-            }
+fn disks_by_host(engine: &Engine) -> Result<BTreeMap<HostNo, Vec<ScsiDevice>>> {
+    let mut hosts: BTreeMap<HostNo, Vec<ScsiDevice>> = BTreeMap::new();
+    for device in ScsiDevice::all(engine.roots())? {
+        match device.is_disk() {
+            Ok(true) => hosts.entry(device.hctl().host).or_default().push(device),
+            Ok(false) => {}
+            // A device that goes away loses this attribute before its directory.
+            Err(error) if error.kind() == ErrorKind::Vanished || !device.is_there() => {}
+            Err(error) => return Err(error.at(Stage::Resolve)),
         }
-        for (device, proof) in gone {
-            let stale_lun = self.reap_one(&device, *proof, request, owner, call);
-            found.stale_luns.push(stale_lun);
-        }
-        found
     }
+    Ok(hosts)
+}
 
-    /// Removes a device whose unit is gone, if that is requested and allowed.
-    fn reap_one(
-        &self,
-        device: &ScsiDevice,
-        proof: StaleProof,
-        request: &ReapRequest,
-        owner: Owner<'_>,
-        call: &mut CallContext,
-    ) -> StaleLun {
-        let hctl = device.hctl();
-        tracing::info!(%hctl, was = %proof.was, evidence = %proof.evidence, "a stale LUN");
-        let (volume, outcome) = match owner(&proof.was, hctl) {
-            Err(error) => (None, ReapOutcome::Skipped(error)),
-            Ok(Some(volume)) => {
-                let skipped = outcome::skipped_for(&volume);
-                (Some(volume), skipped)
-            }
-            Ok(None) if request.dry_run => (None, self.dry_run_outcome(&proof.disk, call.deadline)),
-            Ok(None) => (None, self.remove_stale_lun(device, &proof, owner, call)),
-        };
-        telemetry::stale_lun(proof.evidence.as_str(), outcome.as_str());
-        StaleLun {
-            hctl,
-            node: proof.disk.node(self.roots()),
-            devno: proof.disk.devno(),
-            diskseq: proof.diskseq,
-            identity: proof.was,
-            proof: proof.evidence.to_string(),
-            evidence: proof.evidence,
-            volume,
-            outcome,
+fn reap_host(
+    engine: &Engine,
+    devices: Vec<ScsiDevice>,
+    request: &ReapRequest,
+    owner: Owner<'_>,
+    call: &mut CallContext,
+) -> Found {
+    let mut found = Found::default();
+    call.enter(Stage::Identify);
+    let mut gone = Vec::new();
+    for device in devices {
+        match check_lun(engine, &device, call.deadline) {
+            LunCheck::Present | LunCheck::Removed => {}
+            LunCheck::Stale(proof) => gone.push((device, proof)),
+            LunCheck::Unproven { disk, why } => found.unproven.push(Unproven {
+                hctl: device.hctl(),
+                node: disk.map(|disk| disk.node(engine.roots())),
+                why,
+            }),
         }
+    }
+    for (device, proof) in gone {
+        let stale_lun = reap_one(engine, &device, *proof, request, owner, call);
+        found.stale_luns.push(stale_lun);
+    }
+    found
+}
+
+/// Removes a device whose unit is gone, if that is requested and allowed.
+fn reap_one(
+    engine: &Engine,
+    device: &ScsiDevice,
+    proof: StaleProof,
+    request: &ReapRequest,
+    owner: Owner<'_>,
+    call: &mut CallContext,
+) -> StaleLun {
+    let hctl = device.hctl();
+    tracing::info!(%hctl, was = %proof.was, evidence = %proof.evidence, "a stale LUN");
+    let (volume, outcome) = match owner(&proof.was, hctl) {
+        Err(error) => (None, ReapOutcome::Skipped(error)),
+        Ok(Some(volume)) => {
+            let skipped = outcome::skipped_for(&volume);
+            (Some(volume), skipped)
+        }
+        Ok(None) if request.dry_run => (None, dry_run_outcome(engine, &proof.disk, call.deadline)),
+        Ok(None) => (None, remove_stale_lun(engine, device, &proof, owner, call)),
+    };
+    telemetry::stale_lun(proof.evidence.as_str(), outcome.as_str());
+    StaleLun {
+        hctl,
+        node: proof.disk.node(engine.roots()),
+        devno: proof.disk.devno(),
+        diskseq: proof.diskseq,
+        identity: proof.was,
+        proof: proof.evidence.to_string(),
+        evidence: proof.evidence,
+        volume,
+        outcome,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::engine::inventory::file_system_query::FileSystemQueries;
 use crate::engine::lock::run_dir;
@@ -10,7 +10,7 @@ use crate::engine::nbd::reads::NbdReads;
 use crate::error::Result;
 use crate::id::NbdIndex;
 use crate::kernel::Roots;
-use crate::nbd::{Backends, Link, NbdDevice};
+use crate::nbd::{Backends, Link};
 use crate::scsi::{CallScheduler, StuckCall, Units};
 use crate::uevent::{Hub, HubOptions};
 
@@ -74,21 +74,6 @@ impl Engine {
     #[must_use]
     pub fn stuck_calls(&self) -> Vec<StuckCall> {
         self.scheduler.stuck()
-    }
-
-    /// The links without that of an earlier device with this number: another process may
-    /// have detached it and connected another export under the same id.
-    pub(super) fn links_beside(
-        &self,
-        device: &NbdDevice,
-    ) -> MutexGuard<'_, BTreeMap<NbdIndex, Link>> {
-        let now = device.pid().ok().flatten();
-        let mut links = self.links.lock();
-        let is_earlier = |link: &Link| link.is_of_an_earlier_device(now);
-        if links.get(&device.index()).is_some_and(is_earlier) {
-            links.remove(&device.index());
-        }
-        links
     }
 
     /// The hub, which delivers kernel events and opens further watches.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Engine;
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::id::{HostNo, Iqn, SessionId, Source};
 use crate::iscsi::IscsiSession;

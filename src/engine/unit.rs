@@ -4,9 +4,10 @@ pub(super) mod place;
 
 use std::time::Duration;
 
-use super::Engine;
-use super::lock::device_lock::DeviceLock;
 use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::unit::place::is_path_of;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
@@ -62,181 +63,185 @@ impl PathIdentity {
     }
 }
 
-impl Engine {
-    /// Locks the unit by the strongest of its names, which is the first.
-    pub(super) fn lock_unit(
-        &self,
-        names: &[Wwid],
-        deadline: Deadline,
-    ) -> Result<Option<DeviceLock>> {
-        let take = |name| DeviceLock::take(self.roots(), &DeviceLock::of_unit(name), deadline);
-        names.first().map(take).transpose()
-    }
+/// Locks the unit by the strongest of its names, which is the first.
+pub(super) fn lock_unit(
+    engine: &Engine,
+    names: &[Wwid],
+    deadline: Deadline,
+) -> Result<Option<DeviceLock>> {
+    let take = |name| DeviceLock::take(engine.roots(), &DeviceLock::of_unit(name), deadline);
+    names.first().map(take).transpose()
+}
 
-    /// Reads the identity at a device, and compares it with the unit that the kernel scanned
-    /// there.
-    pub(super) fn read_path(&self, device: &ScsiDevice, deadline: Deadline) -> Result<KnownPath> {
-        let disk = device.disk()?;
-        let was = scanned_as(device)?;
-        // The pages are read first: a device that is being removed loses this attribute before
-        // them.
-        let state = device.state()?;
-        let is_being_removed = state.is_none() && was.names.is_empty();
-        let known = |identity_now, timed_out| KnownPath {
-            device: device.clone(),
-            disk: disk.clone(),
-            identity_now,
-            is_being_removed,
-            timed_out,
-        };
-        let answers = state == Some(State::Running);
-        let Some(there) = disk.as_ref().filter(|_| answers) else {
-            return Ok(known(PathIdentity::Silent(was), false));
-        };
-        let limit = deadline.at_most(ANSWER_LIMIT.min(deadline.remaining() / 4));
-        match scsi::read_identity(self.roots(), &self.scheduler, device, there, limit) {
-            Ok(now) if was.names.is_empty() || now.compare(&was).is_same() => {
-                Ok(known(PathIdentity::Live(now), false))
-            }
-            Ok(now) => Ok(known(PathIdentity::Replaced { was, now }, false)),
-            // The path is dead, or the array has unmapped the unit.
+/// Reads the identity at a device, and compares it with the unit that the kernel scanned
+/// there.
+pub(super) fn read_path(
+    engine: &Engine,
+    device: &ScsiDevice,
+    deadline: Deadline,
+) -> Result<KnownPath> {
+    let disk = device.disk()?;
+    let was = scanned_as(device)?;
+    // The pages are read first: a device that is being removed loses this attribute before
+    // them.
+    let state = device.state()?;
+    let is_being_removed = state.is_none() && was.names.is_empty();
+    let known = |identity_now, timed_out| KnownPath {
+        device: device.clone(),
+        disk: disk.clone(),
+        identity_now,
+        is_being_removed,
+        timed_out,
+    };
+    let answers = state == Some(State::Running);
+    let Some(there) = disk.as_ref().filter(|_| answers) else {
+        return Ok(known(PathIdentity::Silent(was), false));
+    };
+    let limit = deadline.at_most(ANSWER_LIMIT.min(deadline.remaining() / 4));
+    match scsi::read_identity(engine.roots(), &engine.scheduler, device, there, limit) {
+        Ok(now) if was.names.is_empty() || now.compare(&was).is_same() => {
+            Ok(known(PathIdentity::Live(now), false))
+        }
+        Ok(now) => Ok(known(PathIdentity::Replaced { was, now }, false)),
+        // The path is dead, or the array has unmapped the unit.
+        Err(error) => {
+            tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
+            let timed_out = error.kind().is_timeout_or_cancel();
+            Ok(known(PathIdentity::Silent(was), timed_out))
+        }
+    }
+}
+
+/// The devices that the kernel scanned as a unit with this name.
+pub(super) fn devices_named(engine: &Engine, name: &Wwid) -> Result<Vec<ScsiDevice>> {
+    let named = |mut devices: Vec<ScsiDevice>| {
+        let mut failure = None;
+        devices.retain(|device| match scanned_as(device) {
+            Ok(identity) => identity.is(name),
             Err(error) => {
-                tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
-                let timed_out = error.kind().is_timeout_or_cancel();
-                Ok(known(PathIdentity::Silent(was), timed_out))
+                failure.get_or_insert(error);
+                false
             }
-        }
-    }
-
-    /// The devices that the kernel scanned as a unit with this name.
-    pub(super) fn devices_named(&self, name: &Wwid) -> Result<Vec<ScsiDevice>> {
-        let named = |mut devices: Vec<ScsiDevice>| {
-            let mut failure = None;
-            devices.retain(|device| match scanned_as(device) {
-                Ok(identity) => identity.is(name),
-                Err(error) => {
-                    failure.get_or_insert(error);
-                    false
-                }
-            });
-            failure.map_or(Ok(devices), Err)
-        };
-        let known = self.units.lock().candidates_with_name(self.roots(), name)?;
-        let found = named(known)?;
-        if found.is_empty() {
-            // Only the devices themselves prove that there is none: see `paths_of`.
-            return named(ScsiDevice::all(self.roots())?);
-        }
-        Ok(found)
-    }
-
-    /// Asks a disk for its identity if the kernel has read no name of it: the INQUIRY for
-    /// page 83h at the scan may have failed, and the unit answers now. `None` if the device
-    /// went away.
-    fn ask_for_names(&self, device: &ScsiDevice, deadline: Deadline) -> Result<Option<KnownPath>> {
-        /// The read of an identity takes at most a quarter of it.
-        const LIMIT: Duration = Duration::from_secs(8);
-        match self.read_path(device, deadline.at_most(LIMIT)) {
-            Ok(path) => Ok(Some(path)),
-            Err(_) if !device.is_there() => Ok(None),
-            Err(error) => Err(error.at(Stage::Resolve)),
-        }
-    }
-
-    /// The devices of this unit, first those that the caller named. A path whose identity had
-    /// to be read goes to `known_paths`.
-    fn devices_of(
-        &self,
-        unit: &Identity,
-        named_devices: &[ScsiDevice],
-        known_paths: &mut Vec<KnownPath>,
-        deadline: Deadline,
-    ) -> Result<Vec<ScsiDevice>> {
-        let mut found: Vec<ScsiDevice> = named_devices
-            .iter()
-            .filter(|device| device.is_there())
-            .cloned()
-            .collect();
-        if !unit.names.is_empty() {
-            let is_wanted = |name: &Wwid| unit.is(name);
-            let mut there = self.units.lock().candidates(self.roots(), is_wanted)?;
-            if found.is_empty() && there.is_empty() {
-                // Only the devices themselves prove that none is left. The index misses a
-                // write to `state`, which makes the kernel read the pages again, and a driver
-                // or a process elsewhere that causes such a read.
-                there = ScsiDevice::candidates(self.roots(), is_wanted)?;
-            }
-            for device in there {
-                if found.contains(&device) {
-                    continue;
-                }
-                let identity = match device.cached_identity() {
-                    Err(error) if is_vanishing(&device, &error) => continue,
-                    identity => identity?,
-                };
-                if identity.names.is_empty() {
-                    let path = self.ask_for_names(&device, deadline)?;
-                    let own = path.filter(|path| {
-                        let identity = path.identity_now.of();
-                        self.is_path_of(&device, identity, unit, named_devices)
-                    });
-                    if let Some(path) = own {
-                        found.push(device);
-                        known_paths.push(path);
-                    }
-                } else if self.is_path_of(&device, &identity, unit, named_devices) {
-                    found.push(device);
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    /// The paths to all devices of this unit, first those that the caller named
-    /// (`named_devices`). An entry of `known_paths` is reused, unless the device has a new disk
-    /// since.
-    pub(super) fn paths_of(
-        &self,
-        unit: &Identity,
-        named_devices: &[ScsiDevice],
-        mut known_paths: Vec<KnownPath>,
-        deadline: Deadline,
-    ) -> Result<Vec<KnownPath>> {
-        let found = self.devices_of(unit, named_devices, &mut known_paths, deadline)?;
-        known_paths.retain(|path| {
-            let now = path.device.disk();
-            now.is_ok_and(|now| now.is_none() || now == path.disk)
         });
-        let mut paths = Vec::new();
-        for device in found {
-            let known = known_paths.iter().position(|path| path.device == device);
-            if let Some(known) = known.map(|at| known_paths.swap_remove(at)) {
-                paths.push(known);
+        failure.map_or(Ok(devices), Err)
+    };
+    let known = engine
+        .units
+        .lock()
+        .candidates_with_name(engine.roots(), name)?;
+    let found = named(known)?;
+    if found.is_empty() {
+        // Only the devices themselves prove that there is none: see `paths_of`.
+        return named(ScsiDevice::all(engine.roots())?);
+    }
+    Ok(found)
+}
+
+/// Asks a disk for its identity if the kernel has read no name of it: the INQUIRY for
+/// page 83h at the scan may have failed, and the unit answers now. `None` if the device
+/// went away.
+fn ask_for_names(
+    engine: &Engine,
+    device: &ScsiDevice,
+    deadline: Deadline,
+) -> Result<Option<KnownPath>> {
+    /// The read of an identity takes at most a quarter of it.
+    const LIMIT: Duration = Duration::from_secs(8);
+    match read_path(engine, device, deadline.at_most(LIMIT)) {
+        Ok(path) => Ok(Some(path)),
+        Err(_) if !device.is_there() => Ok(None),
+        Err(error) => Err(error.at(Stage::Resolve)),
+    }
+}
+
+/// The devices of this unit, first those that the caller named. A path whose identity had
+/// to be read goes to `known_paths`.
+fn devices_of(
+    engine: &Engine,
+    unit: &Identity,
+    named_devices: &[ScsiDevice],
+    known_paths: &mut Vec<KnownPath>,
+    deadline: Deadline,
+) -> Result<Vec<ScsiDevice>> {
+    let mut found: Vec<ScsiDevice> = named_devices
+        .iter()
+        .filter(|device| device.is_there())
+        .cloned()
+        .collect();
+    if !unit.names.is_empty() {
+        let is_wanted = |name: &Wwid| unit.is(name);
+        let mut there = engine.units.lock().candidates(engine.roots(), is_wanted)?;
+        if found.is_empty() && there.is_empty() {
+            // Only the devices themselves prove that none is left. The index misses a
+            // write to `state`, which makes the kernel read the pages again, and a driver
+            // or a process elsewhere that causes such a read.
+            there = ScsiDevice::candidates(engine.roots(), is_wanted)?;
+        }
+        for device in there {
+            if found.contains(&device) {
                 continue;
             }
-            match self.read_path(&device, deadline) {
-                Ok(path) => paths.push(path),
-                // The device went away during the read.
-                Err(_) if !device.is_there() => {}
-                Err(error) => return Err(error.at(Stage::Resolve)),
+            let identity = match device.cached_identity() {
+                Err(error) if device.is_vanishing(&error) => continue,
+                identity => identity?,
+            };
+            if identity.names.is_empty() {
+                let path = ask_for_names(engine, &device, deadline)?;
+                let own = path.filter(|path| {
+                    let identity = path.identity_now.of();
+                    is_path_of(engine, &device, identity, unit, named_devices)
+                });
+                if let Some(path) = own {
+                    found.push(device);
+                    known_paths.push(path);
+                }
+            } else if is_path_of(engine, &device, &identity, unit, named_devices) {
+                found.push(device);
             }
         }
-        Ok(paths)
     }
+    Ok(found)
+}
+
+/// The paths to all devices of this unit, first those that the caller named
+/// (`named_devices`). An entry of `known_paths` is reused, unless the device has a new disk
+/// since.
+pub(super) fn paths_of(
+    engine: &Engine,
+    unit: &Identity,
+    named_devices: &[ScsiDevice],
+    mut known_paths: Vec<KnownPath>,
+    deadline: Deadline,
+) -> Result<Vec<KnownPath>> {
+    let found = devices_of(engine, unit, named_devices, &mut known_paths, deadline)?;
+    known_paths.retain(|path| {
+        let now = path.device.disk();
+        now.is_ok_and(|now| now.is_none() || now == path.disk)
+    });
+    let mut paths = Vec::new();
+    for device in found {
+        let known = known_paths.iter().position(|path| path.device == device);
+        if let Some(known) = known.map(|at| known_paths.swap_remove(at)) {
+            paths.push(known);
+            continue;
+        }
+        match read_path(engine, &device, deadline) {
+            Ok(path) => paths.push(path),
+            // The device went away during the read.
+            Err(_) if !device.is_there() => {}
+            Err(error) => return Err(error.at(Stage::Resolve)),
+        }
+    }
+    Ok(paths)
 }
 
 /// The unit that the kernel scanned at a device; empty where the device is being removed or is
 /// gone.
 fn scanned_as(device: &ScsiDevice) -> Result<Identity> {
     match device.cached_identity() {
-        Err(error) if is_vanishing(device, &error) => Ok(Identity::default()),
+        Err(error) if device.is_vanishing(&error) => Ok(Identity::default()),
         result => result,
     }
-}
-
-/// Whether the read failed because the device is being removed: its attributes go first.
-pub(super) fn is_vanishing(device: &ScsiDevice, error: &Error) -> bool {
-    error.kind() == ErrorKind::Vanished || !device.is_there()
 }
 
 /// The error for a unit that is not the expected one.
@@ -254,6 +259,8 @@ mod tests {
 
     use super::*;
     use crate::engine::detach::resolve::ResolvedUnit;
+    use crate::engine::detach::scsi::unit_of;
+    use crate::engine::unit::place::lookalikes;
     use crate::kernel::Roots;
 
     /// A machine with two devices that have the same page 83h.
@@ -277,8 +284,7 @@ mod tests {
     fn found(engine: &Engine, name: &str) -> usize {
         let names = Identity::of([name.parse().unwrap()]);
         let soon = Deadline::after(Duration::from_secs(30));
-        engine
-            .paths_of(&names, &[], Vec::new(), soon)
+        paths_of(engine, &names, &[], Vec::new(), soon)
             .unwrap()
             .len()
     }
@@ -291,7 +297,7 @@ mod tests {
         fs::create_dir(page).unwrap();
         let names = Identity::of(["naa.5000c500a1b2c3d4".parse().unwrap()]);
         let soon = Deadline::after(Duration::from_secs(5));
-        assert!(engine.paths_of(&names, &[], Vec::new(), soon).is_err());
+        assert!(paths_of(&engine, &names, &[], Vec::new(), soon).is_err());
     }
 
     #[test]
@@ -302,11 +308,12 @@ mod tests {
         let look = || {
             let soon = Deadline::after(Duration::from_secs(30));
             let none = Identity::default();
-            engine.paths_of(&none, &devices, Vec::new(), soon).unwrap()
+            paths_of(&engine, &none, &devices, Vec::new(), soon).unwrap()
         };
         let expected: Wwid = "naa.5000c500a1b2c3d4".parse().unwrap();
-        let names =
-            |known: &[KnownPath]| engine.unit_of(&ResolvedUnit::default(), known, Some(&expected));
+        let names = |known: &[KnownPath]| {
+            unit_of(&engine, &ResolvedUnit::default(), known, Some(&expected))
+        };
         // The page is gone, and the device's directory stays until its cache is written.
         fs::remove_file(going.join("vpd_pg83")).unwrap();
         let known = look();
@@ -326,7 +333,7 @@ mod tests {
         let devices = ScsiDevice::all(engine.roots()).unwrap();
         let soon = Deadline::after(Duration::from_secs(30));
         let look = |known| {
-            let paths = engine.paths_of(&Identity::default(), &devices, known, soon);
+            let paths = paths_of(&engine, &Identity::default(), &devices, known, soon);
             paths.unwrap()
         };
         let disk = |path: &KnownPath| path.disk.as_ref().map(|disk| disk.name().to_owned());
@@ -361,17 +368,12 @@ mod tests {
         let devices = ScsiDevice::all(engine.roots()).unwrap();
         let named_devices = &devices[..1];
         let soon = Deadline::after(Duration::from_secs(30));
-        let look = |unit: &Identity| {
-            engine
-                .paths_of(unit, named_devices, Vec::new(), soon)
-                .unwrap()
-        };
+        let look =
+            |unit: &Identity| paths_of(&engine, unit, named_devices, Vec::new(), soon).unwrap();
         let known = look(&Identity::default());
-        let unit = engine
-            .unit_of(&ResolvedUnit::default(), &known, None)
-            .unwrap();
+        let unit = unit_of(&engine, &ResolvedUnit::default(), &known, None).unwrap();
         assert_eq!(look(&unit).len(), 1);
-        let doubts = engine.lookalikes(&unit, named_devices).unwrap();
+        let doubts = lookalikes(&engine, &unit, named_devices).unwrap();
         assert!(
             doubts.len() == 1 && doubts[0].contains("3:0:0:1"),
             "{doubts:?}"

@@ -25,90 +25,91 @@ mod not_looked_at;
 mod search;
 mod snapshot;
 
-use super::Engine;
 use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::usage::judge::refuse_named;
 pub use crate::error::Holder;
 use crate::error::{Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
 use crate::scsi::ScsiDevice;
-use judge::refuse_named;
 pub(super) use judge::{Removal, Usage, refuse};
 pub use not_looked_at::NotLookedAt;
 pub(super) use search::{Extent, Users};
 pub(super) use snapshot::UsageSnapshot;
 
-impl Engine {
-    /// Reads the users of each of these disks, with its partitions, in the order of the
-    /// disks. A file server may hold what backs a loop device or a target's volume: if it does
-    /// not answer in time, that place is not looked at. If another search waits for a file
-    /// server, this one ends at its deadline.
-    ///
-    /// # Errors
-    /// `TimedOut` at stage `claim`; `Io` and `NotPermitted` if sysfs or `/proc` cannot be read
-    /// at all.
-    pub(super) fn users_of_each(
-        &self,
-        disks: &[&BlockDevice],
-        extent: Extent,
-        deadline: Deadline,
-    ) -> Result<Vec<Users>> {
-        let names: Vec<&str> = disks.iter().map(|disk| disk.name()).collect();
-        let what = format!("the users of {} to be read", names.join(", "));
-        let disks: Vec<BlockDevice> = disks.iter().map(|&disk| disk.clone()).collect();
-        let roots = self.roots().clone();
-        let last_seen = || "a file system below an open file does not answer".to_owned();
-        worker::run(Stage::Claim, &what, deadline, last_seen, move || {
-            search::read(&roots, &disks, extent, deadline)
-        })
-    }
+/// Reads the users of each of these disks, with its partitions, in the order of the
+/// disks. A file server may hold what backs a loop device or a target's volume: if it does
+/// not answer in time, that place is not looked at. If another search waits for a file
+/// server, this one ends at its deadline.
+///
+/// # Errors
+/// `TimedOut` at stage `claim`; `Io` and `NotPermitted` if sysfs or `/proc` cannot be read
+/// at all.
+pub(super) fn users_of_each(
+    engine: &Engine,
+    disks: &[&BlockDevice],
+    extent: Extent,
+    deadline: Deadline,
+) -> Result<Vec<Users>> {
+    let names: Vec<&str> = disks.iter().map(|disk| disk.name()).collect();
+    let what = format!("the users of {} to be read", names.join(", "));
+    let disks: Vec<BlockDevice> = disks.iter().map(|&disk| disk.clone()).collect();
+    let roots = engine.roots().clone();
+    let last_seen = || "a file system below an open file does not answer".to_owned();
+    worker::run(Stage::Claim, &what, deadline, last_seen, move || {
+        search::read(&roots, &disks, extent, deadline)
+    })
+}
 
-    /// The places on this machine where users of a disk cannot be seen.
-    ///
-    /// # Errors
-    /// As [`users_of_each`](Self::users_of_each).
-    pub(super) fn places_not_looked_at(&self, deadline: Deadline) -> Result<Vec<NotLookedAt>> {
-        let roots = self.roots().clone();
-        let what = "the users of disks to be read";
-        let last_seen = || "a file system does not answer".to_owned();
-        worker::run(Stage::Claim, what, deadline, last_seen, move || {
-            search::read_places_not_looked_at(&roots, deadline)
-        })
-    }
+/// The places on this machine where users of a disk cannot be seen.
+///
+/// # Errors
+/// As [`users_of_each`].
+pub(super) fn places_not_looked_at(
+    engine: &Engine,
+    deadline: Deadline,
+) -> Result<Vec<NotLookedAt>> {
+    let roots = engine.roots().clone();
+    let what = "the users of disks to be read";
+    let last_seen = || "a file system does not answer".to_owned();
+    worker::run(Stage::Claim, what, deadline, last_seen, move || {
+        search::read_places_not_looked_at(&roots, deadline)
+    })
+}
 
-    /// The users of one disk and of its partitions.
-    ///
-    /// # Errors
-    /// As [`users_of_each`](Self::users_of_each).
-    pub(super) fn users_of(
-        &self,
-        disk: &BlockDevice,
-        extent: Extent,
-        deadline: Deadline,
-    ) -> Result<Users> {
-        let mut users = self.users_of_each(&[disk], extent, deadline)?;
-        Ok(users.pop().unwrap_or_default())
-    }
+/// The users of one disk and of its partitions.
+///
+/// # Errors
+/// As [`users_of_each`].
+pub(super) fn users_of(
+    engine: &Engine,
+    disk: &BlockDevice,
+    extent: Extent,
+    deadline: Deadline,
+) -> Result<Users> {
+    let mut users = users_of_each(engine, &[disk], extent, deadline)?;
+    Ok(users.pop().unwrap_or_default())
+}
 
-    /// Makes sure that nobody has a character device of a SCSI device without a disk open
-    /// for writing: a tape, an enclosure, a disk without its driver. Says what could not be
-    /// looked at.
-    ///
-    /// # Errors
-    /// `InUse`, which names the users; those of [`users_of_each`](Self::users_of_each).
-    pub(super) fn refuse_users_of_diskless(
-        &self,
-        device: &ScsiDevice,
-        deadline: Deadline,
-    ) -> Result<Vec<NotLookedAt>> {
-        let what = format!("the users of {} to be read", device.hctl());
-        let (roots, dir) = (self.roots().clone(), device.dir().to_owned());
-        let last_seen = || "a file system below an open file does not answer".to_owned();
-        let search = move || search::read_diskless(&roots, &dir, deadline);
-        let users = worker::run(Stage::Claim, &what, deadline, last_seen, search)?;
-        match users.judge(self.roots(), Removal::FlushedDisk) {
-            Usage::Busy(busy) => Err(refuse_named(&device.hctl().to_string(), &busy)),
-            Usage::Free | Usage::Transient => Ok(users.not_looked_at),
-        }
+/// Makes sure that nobody has a character device of a SCSI device without a disk open
+/// for writing: a tape, an enclosure, a disk without its driver. Says what could not be
+/// looked at.
+///
+/// # Errors
+/// `InUse`, which names the users; those of [`users_of_each`].
+pub(super) fn refuse_users_of_diskless(
+    engine: &Engine,
+    device: &ScsiDevice,
+    deadline: Deadline,
+) -> Result<Vec<NotLookedAt>> {
+    let what = format!("the users of {} to be read", device.hctl());
+    let (roots, dir) = (engine.roots().clone(), device.dir().to_owned());
+    let last_seen = || "a file system below an open file does not answer".to_owned();
+    let search = move || search::read_diskless(&roots, &dir, deadline);
+    let users = worker::run(Stage::Claim, &what, deadline, last_seen, search)?;
+    match users.judge(engine.roots(), Removal::FlushedDisk) {
+        Usage::Busy(busy) => Err(refuse_named(&device.hctl().to_string(), &busy)),
+        Usage::Free | Usage::Transient => Ok(users.not_looked_at),
     }
 }

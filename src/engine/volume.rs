@@ -13,15 +13,17 @@ mod tests;
 
 use std::sync::Arc;
 
-use super::attach::UnitClaim;
-use super::journal::{Intent, Journal, Operation, Outcome, Record, VolumeGuard, VolumeSpec};
-use super::usage::failed_flush::{self, LossMarks};
-use super::{AttachRequest, Attachment, Engine};
 use crate::deadline::Deadline;
+use crate::engine::attach::UnitClaim;
+use crate::engine::journal::{
+    Intent, Journal, Operation, Outcome, Record, VolumeGuard, VolumeSpec,
+};
+use crate::engine::usage::failed_flush::{self, LossMarks};
+use crate::engine::volume::address_scan::{AddressScan, address_scan, is_being_scanned};
+use crate::engine::{AttachRequest, Attachment, Engine};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 use crate::kernel::machine;
-use address_scan::AddressScan;
 pub use detach::DetachVolume;
 
 impl Engine {
@@ -74,83 +76,83 @@ impl Engine {
             boot: None,
             detached: None,
         };
-        self.attach_guarded(&guard, before, intent, request, deadline)
+        attach_guarded(self, &guard, before, intent, request, deadline)
     }
+}
 
-    /// Writes `intent`, and attaches the volume as it says.
-    pub(super) fn attach_guarded(
-        &self,
-        guard: &Arc<VolumeGuard>,
-        before: Option<Record>,
-        intent: Record,
-        request: &AttachRequest,
-        deadline: Deadline,
-    ) -> Result<Attachment> {
-        let there = self.address_scan(&intent)?;
-        guard.begin(intent.clone(), deadline)?;
-        let mut request = request.clone();
-        let claimant = Arc::clone(guard);
-        let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
-        request.claim = Some(UnitClaim(Arc::new(claim)));
-        // An attach that did not finish may have brought the devices that are there.
-        let was_begun = |before: &Record| before.intent.is_some() || before.outcome.is_none();
-        let finishing = before.as_ref().is_none_or(was_begun);
-        request.finishing = finishing;
-        request.is_recorded = before.is_some();
-        let read_last = intent.outcome.as_ref();
-        request.known_content = read_last.and_then(|outcome| outcome.content.clone());
-        match self.attach(&request, deadline) {
-            Ok(attachment) => {
-                if finishing && let Some(identity) = attachment.identity() {
-                    // A new attach acknowledges the failed flushes of earlier ones.
-                    failed_flush::purge_stale(self.roots(), &identity.names, LossMarks::Remove);
-                }
-                let record = Record {
-                    intent: None,
-                    outcome: Some(Outcome::after(&attachment, read_last)),
-                    ..intent
-                };
-                guard
-                    .write(record, deadline.for_rollback())
-                    .map_err(|error| {
-                        let stands = format!("attached, as {}", attachment.node.display());
-                        error.with_last_seen(stands)
-                    })?;
-                Ok(attachment)
+/// Writes `intent`, and attaches the volume as it says.
+pub(super) fn attach_guarded(
+    engine: &Engine,
+    guard: &Arc<VolumeGuard>,
+    before: Option<Record>,
+    intent: Record,
+    request: &AttachRequest,
+    deadline: Deadline,
+) -> Result<Attachment> {
+    let there = address_scan(engine, &intent)?;
+    guard.begin(intent.clone(), deadline)?;
+    let mut request = request.clone();
+    let claimant = Arc::clone(guard);
+    let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
+    request.claim = Some(UnitClaim(Arc::new(claim)));
+    // An attach that did not finish may have brought the devices that are there.
+    let was_begun = |before: &Record| before.intent.is_some() || before.outcome.is_none();
+    let finishing = before.as_ref().is_none_or(was_begun);
+    request.finishing = finishing;
+    request.is_recorded = before.is_some();
+    let read_last = intent.outcome.as_ref();
+    request.known_content = read_last.and_then(|outcome| outcome.content.clone());
+    match engine.attach(&request, deadline) {
+        Ok(attachment) => {
+            if finishing && let Some(identity) = attachment.identity() {
+                // A new attach acknowledges the failed flushes of earlier ones.
+                failed_flush::purge_stale(engine.roots(), &identity.names, LossMarks::Remove);
             }
-            Err(error) => {
-                if error.kind() != ErrorKind::TimedOut {
-                    let deadline = deadline.for_rollback();
-                    self.take_back(guard, before, &intent, &there, deadline);
-                }
-                Err(error)
+            let record = Record {
+                intent: None,
+                outcome: Some(Outcome::after(&attachment, read_last)),
+                ..intent
+            };
+            guard
+                .write(record, deadline.for_rollback())
+                .map_err(|error| {
+                    let stands = format!("attached, as {}", attachment.node.display());
+                    error.with_last_seen(stands)
+                })?;
+            Ok(attachment)
+        }
+        Err(error) => {
+            if error.kind() != ErrorKind::TimedOut {
+                let deadline = deadline.for_rollback();
+                take_back(engine, guard, before, &intent, &there, deadline);
             }
+            Err(error)
         }
     }
+}
 
-    /// Restores the record as it was before an attach that failed. If the attach has left a
-    /// device, the intent stays.
-    fn take_back(
-        &self,
-        guard: &Arc<VolumeGuard>,
-        before: Option<Record>,
-        intent: &Record,
-        there: &AddressScan,
-        deadline: Deadline,
-    ) {
-        // Asked before the addresses are read: once a scan has ended, its devices are there.
-        let may_come = self.is_being_scanned(intent).unwrap_or(true);
-        let taken_back = match before {
-            Some(before) => guard.write(before, deadline),
-            None => match self.address_scan(intent) {
-                Ok(now) if now.is_part_of(there) && !may_come => guard.undo(deadline),
-                Ok(_) => Ok(()),
-                Err(error) => Err(error),
-            },
-        };
-        if let Err(error) = taken_back {
-            // The next recover looks again.
-            tracing::warn!(%error, "the intent stays in the journal");
-        }
+/// Restores the record as it was before an attach that failed. If the attach has left a
+/// device, the intent stays.
+fn take_back(
+    engine: &Engine,
+    guard: &Arc<VolumeGuard>,
+    before: Option<Record>,
+    intent: &Record,
+    there: &AddressScan,
+    deadline: Deadline,
+) {
+    // Asked before the addresses are read: once a scan has ended, its devices are there.
+    let may_come = is_being_scanned(engine, intent).unwrap_or(true);
+    let taken_back = match before {
+        Some(before) => guard.write(before, deadline),
+        None => match address_scan(engine, intent) {
+            Ok(now) if now.is_part_of(there) && !may_come => guard.undo(deadline),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        },
+    };
+    if let Err(error) = taken_back {
+        // The next recover looks again.
+        tracing::warn!(%error, "the intent stays in the journal");
     }
 }

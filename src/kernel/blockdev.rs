@@ -43,6 +43,18 @@ impl BlockDevice {
         }))
     }
 
+    /// All disks and partitions.
+    pub(crate) fn all(roots: &Roots) -> Result<Vec<Self>> {
+        let class = roots.sysfs.join("class/block");
+        let mut devices = Vec::new();
+        for name in sysfs::names(&class)? {
+            if let Some(dir) = sysfs::resolve(&class.join(name))? {
+                devices.extend(Self::at(&dir)?);
+            }
+        }
+        Ok(devices)
+    }
+
     /// The block device of this number; `None` if there is none.
     pub fn of(roots: &Roots, devno: DevNo) -> Result<Option<Self>> {
         let link = roots.sysfs.join("dev/block").join(devno.to_string());

@@ -56,6 +56,11 @@ impl ScsiDevice {
         fs::metadata(&self.dir).is_ok_and(|meta| meta.ino() == self.inode)
     }
 
+    /// Whether the read failed because the device is being removed: its attributes go first.
+    pub(crate) fn is_vanishing(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::Vanished || !self.is_there()
+    }
+
     /// The kernel's state; `None` if the device is gone.
     pub fn state(&self) -> Result<Option<State>> {
         let word = sysfs::read_if_there(&self.dir.join("state"))?;

@@ -23,8 +23,7 @@ impl Imports {
     /// Reads the crate with `root` (`lib.rs` or `main.rs`) and the files below its folder.
     pub(crate) fn read(root: &Path) -> Self {
         let folder = root.parent().unwrap();
-        let mut files = Vec::new();
-        sources(folder, &mut files);
+        let files = files_below(folder);
         let modules = files.iter().filter(|file| is_of_crate(folder, file, root));
         let texts = modules.map(|file| (name_of(folder, file), fs::read_to_string(file).unwrap()));
         Self::of(&texts.collect())
@@ -404,13 +403,15 @@ fn name_of(folder: &Path, file: &Path) -> Name {
 }
 
 /// Every source file in a folder and below.
-fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+pub(crate) fn files_below(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            sources(&path, found);
+            found.extend(files_below(&path));
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
     }
+    found
 }

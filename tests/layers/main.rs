@@ -121,6 +121,36 @@ fn no_module_imports_from_one_that_imports_from_it() {
     }
 }
 
+/// The methods of `Engine` that are no calls from outside its module.
+fn inner_methods(text: &str) -> Vec<&str> {
+    let blocks = text.split("\nimpl Engine {\n").skip(1);
+    let blocks = blocks.filter_map(|after| after.split("\n}\n").next());
+    let is_inner = |line: &&str| {
+        let item = line.strip_prefix("    ").unwrap_or_default();
+        ["fn ", "pub(super) ", "pub(in "]
+            .iter()
+            .any(|start| item.starts_with(start))
+    };
+    blocks.flat_map(str::lines).filter(is_inner).collect()
+}
+
+/// A method can be called without an import, so it would hide which module uses which.
+#[test]
+fn each_step_of_a_call_is_a_function_and_no_method_of_engine() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine");
+    let (mut faults, mut blocks) = (Vec::new(), 0);
+    for file in imports::files_below(&folder) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        blocks += text.matches("\nimpl Engine {\n").count();
+        let inner = inner_methods(&text).into_iter();
+        faults.extend(inner.map(|line| format!("{}: {}", file.display(), line.trim())));
+    }
+    assert!(blocks > 15, "only {blocks} blocks");
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    let text = "\nimpl Engine {\n    pub fn a() {}\n    fn b() {}\n    pub(super) fn c() {}\n}\n";
+    assert_eq!(inner_methods(text).len(), 2);
+}
+
 #[test]
 fn a_use_of_a_higher_layer_or_of_another_domain_is_found() {
     assert!(fault("kernel", "scsi").is_some());

@@ -4,6 +4,7 @@ use crate::engine::Engine;
 use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::attach::{AttachRequest, MissingPath, UnitPath};
 use crate::engine::iscsi::login::RouteAttempt;
+use crate::engine::unit::place::may_be_one_unit;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, RouteKind};
 use crate::iscsi::{IscsiSession, SessionOptions};
@@ -76,7 +77,7 @@ impl PathSet {
         let first = self.first()?;
         for path in self.paths.iter().skip(1) {
             let [one, other] = [first, path].map(|path| (&path.device, &path.identity));
-            if !engine.may_be_one_unit(one, other) {
+            if !may_be_one_unit(engine, one, other) {
                 let message = format!(
                     "the paths lead to different units: {} says that it is {}, {} that it is {}",
                     first.via, first.identity, path.via, path.identity

@@ -3,7 +3,9 @@
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
-use crate::engine::usage::{Extent, Removal, Usage, Users};
+use crate::engine::detach::remove_device::remove_device;
+use crate::engine::detach::remove_map::remove_pathless_map;
+use crate::engine::usage::{Extent, Removal, Usage, Users, users_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{Daemon, Map};
@@ -56,7 +58,7 @@ fn remove(
         {
             tracing::debug!(%error, disk = disk.name(), "multipathd does not drop the path");
         }
-        let Err(error) = engine.remove_device(device, watch, call) else {
+        let Err(error) = remove_device(engine, device, watch, call) else {
             break;
         };
         let is_temporary = !deadline.has_passed()
@@ -76,12 +78,12 @@ fn remove(
         watch.next(deadline.at_most(pauses.pause()));
     }
     match above {
-        Some(map) => engine
-            .remove_pathless_map(&map, daemon.as_ref(), deadline)
-            .map_err(|error| {
+        Some(map) => {
+            remove_pathless_map(engine, &map, daemon.as_ref(), deadline).map_err(|error| {
                 let message = format!("its map {} remains without paths", map.name());
                 Error::new(error.kind(), message).caused_by(error)
-            }),
+            })
+        }
         None => Ok(()),
     }
 }
@@ -96,7 +98,7 @@ fn may_let_go(
 ) -> Result<bool> {
     let map = disk.map(Map::of_path).transpose()?.flatten();
     let users = match disk {
-        Some(disk) => engine.users_of(disk, Extent::All, deadline)?,
+        Some(disk) => users_of(engine, disk, Extent::All, deadline)?,
         None => Users::default(),
     };
     Ok(match users.judge(engine.roots(), Removal::FlushedDisk) {

@@ -1,319 +1,261 @@
 //! The steps of a SCSI attach, from top to bottom.
 
-use std::collections::BTreeSet;
-
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::multipath_map::UnitMap;
+use crate::engine::attach::addresses::lock_addresses;
+use crate::engine::attach::best_path::{read_access_states, require_one_that_serves_io};
+use crate::engine::attach::multipath_map::{UnitMap, map_waiter, wait_for_map};
 use crate::engine::attach::path_set::{PathSet, RoutedPaths, more_severe, require_paths};
-use crate::engine::attach::rollback;
-use crate::engine::attach::scsi_path::PathFailure;
-use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim};
+use crate::engine::attach::scsi_path::{PathFailure, probe_paths};
+use crate::engine::attach::settle::settle_disk;
+use crate::engine::attach::{AttachRequest, Attachment, MissingPath, Unit, UnitClaim, rollback};
 use crate::engine::call::CallContext;
+use crate::engine::detach::remove_device::remove_device;
 use crate::engine::first_names::FirstNames;
-use crate::engine::iscsi::login::RouteAttempt;
-use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::iscsi::login::{RouteAttempt, routes_with_sessions};
+use crate::engine::unit::lock_unit;
 use crate::engine::unit::place::PathPlace;
 use crate::engine::usage::failed_flush::{self, LossMarks};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Hctl, Source};
 use crate::kernel::blockdev;
 use crate::scsi::{self, Identity, ScannedBy};
-use crate::transport::{self, Route};
 use crate::uevent::Settled;
 
-impl Engine {
-    pub(super) fn attach_scsi(
-        &self,
-        request: &AttachRequest,
-        call: &mut CallContext,
-    ) -> Result<Attachment> {
-        call.enter(Stage::Resolve);
-        if let Some(name) = &request.nbd.expected {
-            let message = format!(
-                "{name} names the content of an NBD volume, and {} is no NBD source: expect a \
-                 name of the unit",
-                request.source
-            );
-            return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+pub(super) fn attach_scsi(
+    engine: &Engine,
+    request: &AttachRequest,
+    call: &mut CallContext,
+) -> Result<Attachment> {
+    call.enter(Stage::Resolve);
+    if let Some(name) = &request.nbd.expected {
+        let message = format!(
+            "{name} names the content of an NBD volume, and {} is no NBD source: expect a \
+             name of the unit",
+            request.source
+        );
+        return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
+    }
+    if let Some(options) = &request.log_in {
+        options.require_valid()?;
+    }
+    let (routes, sessions) = routes_with_sessions(engine, request, call)?;
+    let attached = attach_over(engine, routes, request, call);
+    match attached {
+        // After a timeout the kernel still works on devices that a logout would
+        // remove.
+        Err(error) if error.kind() != ErrorKind::TimedOut => {
+            sessions.rollback(engine.roots(), call.deadline.for_rollback());
+            Err(error)
         }
-        if let Some(options) = &request.log_in {
-            options.require_valid()?;
+        result => {
+            sessions.commit();
+            result
         }
-        let (routes, sessions) = self.routes_with_sessions(request, call)?;
-        let attached = self.attach_over(routes, request, call);
-        match attached {
-            // After a timeout the kernel still works on devices that a logout would
-            // remove.
-            Err(error) if error.kind() != ErrorKind::TimedOut => {
-                sessions.rollback(self.roots(), call.deadline.for_rollback());
+    }
+}
+
+fn attach_over(
+    engine: &Engine,
+    routes: Vec<RouteAttempt>,
+    request: &AttachRequest,
+    call: &mut CallContext,
+) -> Result<Attachment> {
+    let RoutedPaths {
+        ways,
+        mut missing,
+        cause,
+    } = RoutedPaths::of(routes)?;
+    let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
+
+    call.enter(Stage::Lock);
+    let addresses = ways.iter().map(|(_, hctl)| *hctl).collect();
+    let _locks = lock_addresses(engine, addresses, call.deadline)?;
+    let alone = ways.len() == 1 && missing.is_empty();
+    let mut unit = PathSet::default();
+    for path in probe_paths(engine, ways, request, call) {
+        match path {
+            Ok(path) => unit.paths.push(path),
+            Err(PathFailure { error, .. }) if alone && error.kind() != ErrorKind::TooFewPaths => {
+                return Err(error);
+            }
+            Err(PathFailure { via, error }) => {
+                missing.push(MissingPath::new(via, &error));
+                cause = Some(more_severe(cause, error));
+            }
+        }
+    }
+    unit.missing = missing;
+    match finish_attach(engine, &mut unit, request, cause, call) {
+        Err(mut error) if error.kind() != ErrorKind::TimedOut => {
+            call.with_deadline(call.deadline.for_rollback(), |call| {
+                for path in unit.paths.iter_mut().filter(|path| path.changed) {
+                    let (device, watch) = (&path.device, &mut path.watch);
+                    error = rollback::device(engine, error, device, watch, call);
+                }
                 Err(error)
-            }
-            result => {
-                sessions.commit();
-                result
-            }
+            })
         }
+        result => result,
+    }
+}
+
+fn finish_attach(
+    engine: &Engine,
+    unit: &mut PathSet,
+    request: &AttachRequest,
+    cause: Option<Error>,
+    call: &mut CallContext,
+) -> Result<Attachment> {
+    let deadline = call.deadline;
+    let roots = engine.roots();
+    require_paths(request, unit.paths.len(), &unit.missing, cause)?;
+    let identity = unit.common_identity(engine)?;
+    if let Some(UnitClaim(claim)) = &request.claim {
+        let places = unit
+            .paths
+            .iter()
+            .map(|path| PathPlace::of(roots, &path.device));
+        claim(&identity, &places.collect::<Vec<_>>())?;
     }
 
-    fn attach_over(
-        &self,
-        routes: Vec<RouteAttempt>,
-        request: &AttachRequest,
-        call: &mut CallContext,
-    ) -> Result<Attachment> {
-        let RoutedPaths {
-            ways,
-            mut missing,
-            cause,
-        } = RoutedPaths::of(routes)?;
-        let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
+    call.enter(Stage::Lock);
+    let _unit = lock_unit(engine, &identity.names, deadline)?;
+    adopt_aliases(engine, unit, call)?;
+    require_paths(request, unit.paths.len(), &unit.missing, None)?;
 
-        call.enter(Stage::Lock);
-        let addresses = ways.iter().map(|(_, hctl)| *hctl).collect();
-        let _locks = self.lock_addresses(addresses, call.deadline)?;
-        let alone = ways.len() == 1 && missing.is_empty();
-        let mut unit = PathSet::default();
-        for path in self.probe_paths(ways, request, call) {
-            match path {
-                Ok(path) => unit.paths.push(path),
-                Err(PathFailure { error, .. })
-                    if alone && error.kind() != ErrorKind::TooFewPaths =>
-                {
-                    return Err(error);
-                }
-                Err(PathFailure { via, error }) => {
-                    missing.push(MissingPath::new(via, &error));
-                    cause = Some(more_severe(cause, error));
-                }
-            }
-        }
-        unit.missing = missing;
-        match self.finish_attach(&mut unit, request, cause, call) {
-            Err(mut error) if error.kind() != ErrorKind::TimedOut => {
-                call.with_deadline(call.deadline.for_rollback(), |call| {
-                    for path in unit.paths.iter_mut().filter(|path| path.changed) {
-                        let (device, watch) = (&path.device, &mut path.watch);
-                        error = rollback::device(self, error, device, watch, call);
-                    }
-                    Err(error)
-                })
-            }
-            result => result,
+    call.enter(Stage::Settle);
+    // The map waiter is prepared while udev works, which leaves less to do
+    // afterwards.
+    let named = unit.paths.len() + unit.missing.len();
+    let map_waiter = map_waiter(engine, request, named)?;
+    let settled = settle_paths(engine, unit, request, deadline)?;
+
+    let mut unit_map = match map_waiter {
+        Some(map_waiter) => wait_for_map(engine, map_waiter, &unit.paths, &identity, call)?,
+        None => UnitMap::default(),
+    };
+    unit.retain(request, |path| {
+        unit_map.require_in_map(path)?;
+        path.check_unchanged()
+    })?;
+    if unit_map.map.is_none() {
+        read_access_states(engine, unit, request, call)?;
+        require_one_that_serves_io(engine, unit, deadline)?;
+    }
+    if unit.paths.iter().any(|path| path.changed) {
+        // A new user of the unit starts from the data on it, so earlier failed
+        // flushes no longer count.
+        failed_flush::purge_stale(roots, &identity.names, LossMarks::Remove);
+    }
+    let attachment = attachment(engine, unit, request, identity, unit_map, settled)?;
+    for path in &unit.paths {
+        if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
+            first.keep(&path.identity)?;
         }
     }
+    Ok(attachment)
+}
 
-    /// The routes to which the sources lead on this machine.
-    pub(in crate::engine) fn routes<'a>(
-        &self,
-        sources: impl Iterator<Item = &'a Source>,
-    ) -> Result<Vec<Route>> {
-        let roots = self.roots();
-        let mut routes = Vec::new();
-        for source in sources {
-            match source {
-                Source::Scsi(hctl) => {
-                    scsi::require_host(roots, hctl.host)?;
-                    routes.push(Route::by_address(*hctl));
-                }
-                Source::Iscsi(uri) => routes.extend(transport::iscsi_routes(roots, uri)?),
-                Source::Fc(uri) => routes.extend(transport::fc_routes(roots, uri)?),
-                Source::Nbd(uri) => {
-                    let message = format!("{uri} is no path of a SCSI unit");
-                    return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
-                }
-            }
+/// The facts of the unit's map, or of its best path where there is none.
+fn attachment(
+    engine: &Engine,
+    unit: &mut PathSet,
+    request: &AttachRequest,
+    identity: Identity,
+    UnitMap { map, why_none, .. }: UnitMap,
+    settled_paths: (Settled, Vec<String>),
+) -> Result<Attachment> {
+    let roots = engine.roots();
+    let best = unit.best()?;
+    let (disk, diskseq, (settled, links)) = match &map {
+        Some((map, proof)) => {
+            let disk = map.disk().clone();
+            let diskseq = disk.diskseq()?;
+            (disk, diskseq, (proof.how, proof.links.clone()))
         }
-        Ok(routes)
-    }
+        None => (best.disk.clone(), best.diskseq, settled_paths),
+    };
+    Ok(Attachment {
+        source: request.source.clone(),
+        node: disk.node(roots),
+        devno: disk.devno(),
+        diskseq,
+        size: disk.size()?,
+        read_only: disk.read_only()?,
+        links: blockdev::links_to(roots, disk.devno(), &links),
+        settled,
+        phases: Vec::new(),
+        changed: unit.paths.iter().any(|path| path.changed),
+        unit: Unit::Scsi {
+            identity,
+            paths: unit.facts(roots, request.log_in.as_ref()),
+            missing: std::mem::take(&mut unit.missing),
+            map: map.map(|(map, _)| map.name().to_owned()),
+            no_map: why_none,
+        },
+    })
+}
 
-    /// Locks the addresses in ascending order, so that callers cannot deadlock.
-    pub(in crate::engine) fn lock_addresses(
-        &self,
-        addresses: BTreeSet<Hctl>,
-        deadline: Deadline,
-    ) -> Result<Vec<DeviceLock>> {
-        let take = |hctl| DeviceLock::take(self.roots(), &format!("scsi-{hctl}"), deadline);
-        addresses.into_iter().map(take).collect()
-    }
-
-    /// Whether the kernel scans one of these addresses for a lunbd process, even a killed
-    /// one: its devices appear at the scan's end.
-    pub(in crate::engine) fn are_scanned(&self, addresses: &BTreeSet<Hctl>) -> Result<bool> {
-        for &hctl in addresses {
-            if DeviceLock::is_held(self.roots(), &DeviceLock::of_scan(hctl))? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Waits until the kernel scans none of these addresses for lunbd.
-    ///
-    /// # Errors
-    /// `TimedOut` at stage `lock`, naming the process of the scan.
-    pub(in crate::engine) fn wait_for_scans(
-        &self,
-        addresses: &BTreeSet<Hctl>,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let wait = |&hctl| DeviceLock::wait(self.roots(), &DeviceLock::of_scan(hctl), deadline);
-        addresses.iter().try_for_each(wait)
-    }
-
-    fn finish_attach(
-        &self,
-        unit: &mut PathSet,
-        request: &AttachRequest,
-        cause: Option<Error>,
-        call: &mut CallContext,
-    ) -> Result<Attachment> {
-        let deadline = call.deadline;
-        let roots = self.roots();
-        require_paths(request, unit.paths.len(), &unit.missing, cause)?;
-        let identity = unit.common_identity(self)?;
-        if let Some(UnitClaim(claim)) = &request.claim {
-            let places = unit
-                .paths
-                .iter()
-                .map(|path| PathPlace::of(roots, &path.device));
-            claim(&identity, &places.collect::<Vec<_>>())?;
-        }
-
-        call.enter(Stage::Lock);
-        let _unit = self.lock_unit(&identity.names, deadline)?;
-        self.adopt_aliases(unit, call)?;
-        require_paths(request, unit.paths.len(), &unit.missing, None)?;
-
-        call.enter(Stage::Settle);
-        // The map waiter is prepared while udev works, which leaves less to do
-        // afterwards.
-        let named = unit.paths.len() + unit.missing.len();
-        let map_waiter = self.map_waiter(request, named)?;
-        let settled = self.settle_paths(unit, request, deadline)?;
-
-        let mut unit_map = match map_waiter {
-            Some(map_waiter) => self.wait_for_map(map_waiter, &unit.paths, &identity, call)?,
-            None => UnitMap::default(),
+/// Replaces each path by an older alias: where the unit is also at another LUN of the
+/// same target (an array may present LUN 1 as 16385), the older disk is used, since
+/// two disks of one unit on one path would have separate page caches. The call
+/// removes only devices that this attach scanned.
+fn adopt_aliases(engine: &Engine, unit: &mut PathSet, call: &mut CallContext) -> Result<()> {
+    for path in &mut unit.paths {
+        let Some(other) = path.earlier_alias(engine)? else {
+            continue;
         };
-        unit.retain(request, |path| {
-            unit_map.require_in_map(path)?;
-            path.check_unchanged()
-        })?;
-        if unit_map.map.is_none() {
-            self.read_access_states(unit, request, call)?;
-            self.require_one_that_serves_io(unit, deadline)?;
+        tracing::info!(hctl = %path.device.hctl(), alias = %other.hctl(), "one unit, two LUNs");
+        if path.changed {
+            remove_device(engine, &path.device, &mut path.watch, call)?;
+            path.changed = false;
         }
-        if unit.paths.iter().any(|path| path.changed) {
-            // A new user of the unit starts from the data on it, so earlier failed
-            // flushes no longer count.
-            failed_flush::purge_stale(roots, &identity.names, LossMarks::Remove);
+        let hctl = other.hctl();
+        let mut watch = engine.hub().watch(&hctl.to_string());
+        call.enter(Stage::Identify);
+        let disk = scsi::wait_for_disk(
+            &other,
+            ScannedBy::Other,
+            engine.roots(),
+            &engine.scheduler,
+            &mut watch,
+            call.deadline,
+        )?;
+        let identity = scsi::read_identity(
+            engine.roots(),
+            &engine.scheduler,
+            &other,
+            &disk,
+            call.deadline,
+        )?;
+        if !identity.compare(&path.identity).is_proven_same() {
+            let message =
+                format!("{hctl} was scanned as the unit of another LUN, but is another unit");
+            return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Identify));
         }
-        let attachment = self.attachment(unit, request, identity, unit_map, settled)?;
-        for path in &unit.paths {
-            if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
-                first.keep(&path.identity)?;
-            }
-        }
-        Ok(attachment)
+        (path.device, path.watch, path.identity) = (other, watch, identity);
+        path.diskseq = disk.diskseq()?;
+        path.disk = disk;
     }
+    unit.dedup_devices();
+    Ok(())
+}
 
-    /// The facts of the unit's map, or of its best path where there is none.
-    fn attachment(
-        &self,
-        unit: &mut PathSet,
-        request: &AttachRequest,
-        identity: Identity,
-        UnitMap { map, why_none, .. }: UnitMap,
-        settled_paths: (Settled, Vec<String>),
-    ) -> Result<Attachment> {
-        let roots = self.roots();
-        let best = unit.best()?;
-        let (disk, diskseq, (settled, links)) = match &map {
-            Some((map, proof)) => {
-                let disk = map.disk().clone();
-                let diskseq = disk.diskseq()?;
-                (disk, diskseq, (proof.how, proof.links.clone()))
-            }
-            None => (best.disk.clone(), best.diskseq, settled_paths),
-        };
-        Ok(Attachment {
-            source: request.source.clone(),
-            node: disk.node(roots),
-            devno: disk.devno(),
-            diskseq,
-            size: disk.size()?,
-            read_only: disk.read_only()?,
-            links: blockdev::links_to(roots, disk.devno(), &links),
-            settled,
-            phases: Vec::new(),
-            changed: unit.paths.iter().any(|path| path.changed),
-            unit: Unit::Scsi {
-                identity,
-                paths: unit.facts(roots, request.log_in.as_ref()),
-                missing: std::mem::take(&mut unit.missing),
-                map: map.map(|(map, _)| map.name().to_owned()),
-                no_map: why_none,
-            },
-        })
-    }
-
-    /// Replaces each path by an older alias: where the unit is also at another LUN of the
-    /// same target (an array may present LUN 1 as 16385), the older disk is used, since
-    /// two disks of one unit on one path would have separate page caches. The call
-    /// removes only devices that this attach scanned.
-    fn adopt_aliases(&self, unit: &mut PathSet, call: &mut CallContext) -> Result<()> {
-        for path in &mut unit.paths {
-            let Some(other) = path.earlier_alias(self)? else {
-                continue;
-            };
-            tracing::info!(hctl = %path.device.hctl(), alias = %other.hctl(), "one unit, two LUNs");
-            if path.changed {
-                self.remove_device(&path.device, &mut path.watch, call)?;
-                path.changed = false;
-            }
-            let hctl = other.hctl();
-            let mut watch = self.hub().watch(&hctl.to_string());
-            call.enter(Stage::Identify);
-            let disk = scsi::wait_for_disk(
-                &other,
-                ScannedBy::Other,
-                self.roots(),
-                &self.scheduler,
-                &mut watch,
-                call.deadline,
-            )?;
-            let identity =
-                scsi::read_identity(self.roots(), &self.scheduler, &other, &disk, call.deadline)?;
-            if !identity.compare(&path.identity).is_proven_same() {
-                let message =
-                    format!("{hctl} was scanned as the unit of another LUN, but is another unit");
-                return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Identify));
-            }
-            (path.device, path.watch, path.identity) = (other, watch, identity);
-            path.diskseq = disk.diskseq()?;
-            path.disk = disk;
-        }
-        unit.dedup_devices();
+/// Waits until udev has handled each path. One of several gets half of the remaining
+/// time, to leave time for the others and the map.
+fn settle_paths(
+    engine: &Engine,
+    unit: &mut PathSet,
+    request: &AttachRequest,
+    deadline: Deadline,
+) -> Result<(Settled, Vec<String>)> {
+    let mut proof = None;
+    let alone = unit.paths.len() == 1;
+    unit.retain(request, |path| {
+        let limit = if alone { deadline } else { deadline.half() };
+        let settled = settle_disk(engine, &path.disk, &mut path.watch, limit)?;
+        proof.get_or_insert((settled.how, settled.links));
         Ok(())
-    }
-
-    /// Waits until udev has handled each path. One of several gets half of the remaining
-    /// time, to leave time for the others and the map.
-    fn settle_paths(
-        &self,
-        unit: &mut PathSet,
-        request: &AttachRequest,
-        deadline: Deadline,
-    ) -> Result<(Settled, Vec<String>)> {
-        let mut proof = None;
-        let alone = unit.paths.len() == 1;
-        unit.retain(request, |path| {
-            let limit = if alone { deadline } else { deadline.half() };
-            let settled = self.settle(&path.disk, &mut path.watch, limit)?;
-            proof.get_or_insert((settled.how, settled.links));
-            Ok(())
-        })?;
-        Ok(proof.unwrap_or((Settled::KernelOnly, Vec::new())))
-    }
+    })?;
+    Ok(proof.unwrap_or((Settled::KernelOnly, Vec::new())))
 }

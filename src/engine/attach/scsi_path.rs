@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::attach::rollback;
-use crate::engine::attach::{AttachRequest, Multipath};
+use crate::engine::attach::access_state::lasting_access_state;
+use crate::engine::attach::scan::scan_address;
+use crate::engine::attach::{AttachRequest, Multipath, rollback};
 use crate::engine::call::CallContext;
+use crate::engine::detach::remove_device::{delete_diskless, remove_replaced};
 use crate::engine::first_names::FirstNames;
 use crate::engine::unit::mismatch;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -72,245 +74,244 @@ pub(in crate::engine) struct PathFailure {
     pub(in crate::engine) error: Error,
 }
 
-impl Engine {
-    /// Probes all of `ways` at once. Several ways run on a thread each, so that no host
-    /// waits for another; the slowest path's stages count.
-    pub(super) fn probe_paths(
-        &self,
-        ways: Vec<(RouteKind, Hctl)>,
-        request: &AttachRequest,
-        call: &mut CallContext,
-    ) -> Vec<Result<ProbedPath, PathFailure>> {
-        let probe_path = |(via, hctl): (RouteKind, Hctl), call: &mut CallContext| {
-            let probed = self.probe_path(&via, hctl, request, call);
-            probed.map_err(|error| PathFailure { via, error })
-        };
-        let parts = call.parts();
-        if let [_] = *ways {
-            return ways.into_iter().map(|way| probe_path(way, call)).collect();
-        }
-        // A path that does not succeed in half of the time leaves the rest to the others.
-        let limit = call.deadline.half();
-        let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
-        let done = pool::each(Stage::Probe, ways, |way| {
-            let mut own = parts.part(limit);
-            let probed = probe_path(way, &mut own);
-            (probed, own.into_timings())
-        });
-        let joined = vias.into_iter().zip(done).map(|(via, one)| {
-            let (probed, own) = one.map_err(|error| PathFailure { via, error })?;
-            call.adopt_if_longer(own);
-            probed
-        });
-        joined.collect()
+/// Probes all of `ways` at once. Several ways run on a thread each, so that no host
+/// waits for another; the slowest path's stages count.
+pub(super) fn probe_paths(
+    engine: &Engine,
+    ways: Vec<(RouteKind, Hctl)>,
+    request: &AttachRequest,
+    call: &mut CallContext,
+) -> Vec<Result<ProbedPath, PathFailure>> {
+    let probe_path = |(via, hctl): (RouteKind, Hctl), call: &mut CallContext| {
+        let probed = probe_path(engine, &via, hctl, request, call);
+        probed.map_err(|error| PathFailure { via, error })
+    };
+    let parts = call.parts();
+    if let [_] = *ways {
+        return ways.into_iter().map(|way| probe_path(way, call)).collect();
     }
+    // A path that does not succeed in half of the time leaves the rest to the others.
+    let limit = call.deadline.half();
+    let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
+    let done = pool::each(Stage::Probe, ways, |way| {
+        let mut own = parts.part(limit);
+        let probed = probe_path(way, &mut own);
+        (probed, own.into_timings())
+    });
+    let joined = vias.into_iter().zip(done).map(|(via, one)| {
+        let (probed, own) = one.map_err(|error| PathFailure { via, error })?;
+        call.adopt_if_longer(own);
+        probed
+    });
+    joined.collect()
+}
 
-    #[tracing::instrument(name = "path", skip_all, fields(%hctl, %via, disk))]
-    fn probe_path(
-        &self,
-        via: &RouteKind,
-        hctl: Hctl,
-        request: &AttachRequest,
-        call: &mut CallContext,
-    ) -> Result<ProbedPath> {
-        // The watch starts before the scan, or it could miss the scan's events.
-        let mut watch = self.hub().watch(&hctl.to_string());
-        // The scan itself waits until a device that is being deleted has gone.
-        let there = ScsiDevice::find(self.roots(), hctl)?;
-        if let Some(device) = there
-            && !device.is_being_deleted()?
-            && let Some(found) = self.use_or_remove_existing(&device, request, &mut watch, call)?
+#[tracing::instrument(name = "path", skip_all, fields(%hctl, %via, disk))]
+fn probe_path(
+    engine: &Engine,
+    via: &RouteKind,
+    hctl: Hctl,
+    request: &AttachRequest,
+    call: &mut CallContext,
+) -> Result<ProbedPath> {
+    // The watch starts before the scan, or it could miss the scan's events.
+    let mut watch = engine.hub().watch(&hctl.to_string());
+    // The scan itself waits until a device that is being deleted has gone.
+    let there = ScsiDevice::find(engine.roots(), hctl)?;
+    if let Some(device) = there
+        && !device.is_being_deleted()?
+        && let Some(found) = use_or_remove_existing(engine, &device, request, &mut watch, call)?
+    {
+        return Ok(found.probed(via, device, false, watch));
+    }
+    call.enter(Stage::Scan);
+    let device = scan_address(engine, hctl, via, request, call.deadline)?;
+    let found = identify(engine, &device, ScannedBy::Caller, &mut watch, call).and_then(|found| {
+        require_usable(engine, &device, &found, request, call)?;
+        Ok(found)
+    });
+    match found {
+        Ok(found) => Ok(found.probed(via, device, true, watch)),
+        Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
+        Err(error) => Err(call.with_deadline(call.deadline.for_rollback(), |call| {
+            rollback::device(engine, error, &device, &mut watch, call)
+        })),
+    }
+}
+
+/// The unit of a device that the kernel has, if the kernel knows it as the unit that it is
+/// now. If it does not, removes the device, so that a scan brings the unit: returns `None`.
+fn use_or_remove_existing(
+    engine: &Engine,
+    device: &ScsiDevice,
+    request: &AttachRequest,
+    watch: &mut Watch,
+    call: &mut CallContext,
+) -> Result<Option<FoundDisk>> {
+    let hctl = device.hctl();
+    match identify(engine, device, ScannedBy::Other, watch, call) {
+        Ok(found) => {
+            if let Some(was) = earlier_identity(engine, device, &found)? {
+                remove_replaced(engine, device, &found.identity, watch, call)
+                    .map_err(|error| stale_not_replaced(&error, &was, hctl, &found))?;
+                return Ok(None);
+            }
+            require_usable(engine, device, &found, request, call)?;
+            Ok(Some(found))
+        }
+        // No unit was connected at the last scan, and the kernel does not probe the
+        // device again.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            tracing::info!(%hctl, %error, "deleting the stale device");
+            call.enter(Stage::Delete);
+            delete_diskless(engine, device, watch, call.deadline)?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Checks that it is the expected unit, waits until it can serve I/O, and reads its size if
+/// the kernel has none.
+fn require_usable(
+    engine: &Engine,
+    device: &ScsiDevice,
+    found: &FoundDisk,
+    request: &AttachRequest,
+    call: &mut CallContext,
+) -> Result<()> {
+    tracing::Span::current().record("disk", found.disk.name());
+    expect(request, device.hctl(), found)?;
+    wait_for_transition(engine, device, found, request, call.deadline)?;
+    ensure_size(engine, device, found, call)
+}
+
+/// Waits for the disk and reads the names of its unit.
+fn identify(
+    engine: &Engine,
+    device: &ScsiDevice,
+    scanned_by: ScannedBy,
+    watch: &mut Watch,
+    call: &mut CallContext,
+) -> Result<FoundDisk> {
+    let (roots, scheduler) = (engine.roots(), &engine.scheduler);
+    call.enter(Stage::Probe);
+    let disk = scsi::wait_for_disk(device, scanned_by, roots, scheduler, watch, call.deadline)?;
+    let diskseq = disk.diskseq()?;
+    call.enter(Stage::Identify);
+    let identity = scsi::read_identity(roots, scheduler, device, &disk, call.deadline)
+        .map_err(|error| device_state_error(error, device))?;
+    Ok(FoundDisk {
+        disk,
+        diskseq,
+        identity,
+    })
+}
+
+/// Waits for the end of a transition between ALUA access states. During it the unit
+/// serves no I/O, so udev's probe of the disk would take the caller's time. Where a
+/// map is possible, multipathd reads the states, and this call asks only a unit that
+/// the kernel has seen in transition.
+fn wait_for_transition(
+    engine: &Engine,
+    device: &ScsiDevice,
+    found: &FoundDisk,
+    request: &AttachRequest,
+    deadline: Deadline,
+) -> Result<()> {
+    if !device.has_port_groups()? {
+        return Ok(());
+    }
+    let may_have_map =
+        request.multipath != Multipath::Off && Daemon::find(engine.roots())?.is_some();
+    if may_have_map && !device.was_in_transition()? {
+        return Ok(());
+    }
+    let state = lasting_access_state(engine, device, &found.disk, deadline);
+    state
+        .map(drop)
+        .map_err(|error| device_state_error(error, device))
+}
+
+/// Makes the kernel read the size of an empty disk. The kernel takes a disk for empty
+/// when it reads the size while the path is lost (`sd_revalidate_disk`), and does not
+/// read it again.
+///
+/// # Errors
+/// `NotReady` where the disk stays empty, with the unit's own answer to READ CAPACITY.
+fn ensure_size(
+    engine: &Engine,
+    device: &ScsiDevice,
+    found: &FoundDisk,
+    call: &mut CallContext,
+) -> Result<()> {
+    let size = found.disk.size();
+    if size.map_err(|error| device_state_error(error, device))? > 0 {
+        return Ok(());
+    }
+    call.enter(Stage::Rescan);
+    scsi::reread_size(device, &engine.scheduler, call.deadline)?;
+    if found.disk.size()? > 0 {
+        return Ok(());
+    }
+    let (roots, scheduler, disk) = (engine.roots(), &engine.scheduler, &found.disk);
+    let why = match scsi::read_capacity(roots, scheduler, device, disk, call.deadline) {
+        Ok(bytes) => format!("the kernel has not read the unit's size of {bytes} bytes"),
+        Err(error)
+            if error.kind().is_timeout_or_cancel() || error.kind() == ErrorKind::Quarantined =>
         {
-            return Ok(found.probed(via, device, false, watch));
+            return Err(error);
         }
-        call.enter(Stage::Scan);
-        let device = self.scan(hctl, via, request, call.deadline)?;
-        let found = self
-            .identify(&device, ScannedBy::Caller, &mut watch, call)
-            .and_then(|found| {
-                self.require_usable(&device, &found, request, call)?;
-                Ok(found)
-            });
-        match found {
-            Ok(found) => Ok(found.probed(via, device, true, watch)),
-            Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
-            Err(error) => Err(call.with_deadline(call.deadline.for_rollback(), |call| {
-                rollback::device(self, error, &device, &mut watch, call)
-            })),
-        }
-    }
+        Err(error) => format!("the unit does not report its size: {error}"),
+    };
+    let message = format!("{} ({}) has no size: {why}", disk.name(), device.hctl());
+    Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
+}
 
-    /// The unit of a device that the kernel has, if the kernel knows it as the unit that it is
-    /// now. If it does not, removes the device, so that a scan brings the unit: returns `None`.
-    fn use_or_remove_existing(
-        &self,
-        device: &ScsiDevice,
-        request: &AttachRequest,
-        watch: &mut Watch,
-        call: &mut CallContext,
-    ) -> Result<Option<FoundDisk>> {
-        let hctl = device.hctl();
-        match self.identify(device, ScannedBy::Other, watch, call) {
-            Ok(found) => {
-                if let Some(was) = self.earlier_identity(device, &found)? {
-                    self.remove_replaced(device, &found.identity, watch, call)
-                        .map_err(|error| stale_not_replaced(&error, &was, hctl, &found))?;
-                    return Ok(None);
-                }
-                self.require_usable(device, &found, request, call)?;
-                Ok(Some(found))
-            }
-            // No unit was connected at the last scan, and the kernel does not probe the
-            // device again.
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                tracing::info!(%hctl, %error, "deleting the stale device");
-                call.enter(Stage::Delete);
-                self.delete_diskless(device, watch, call.deadline)?;
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+/// The name of the unit that the kernel scanned, where another one answers now: an
+/// array gave the address to another volume. It is in the kernel's cache or, where
+/// some process made the kernel read the names again, in the record of the first attach
+/// or in udev's record of the disk's first event.
+fn earlier_identity(
+    engine: &Engine,
+    device: &ScsiDevice,
+    found: &FoundDisk,
+) -> Result<Option<String>> {
+    let cached = device.cached_identity()?;
+    let is_another =
+        |was: &Identity| !was.names.is_empty() && !was.compare(&found.identity).is_same();
+    if is_another(&cached) {
+        return Ok(Some(cached.to_string()));
     }
+    let first = first_identity(engine, device, &found.disk)?;
+    Ok(is_another(&first).then(|| first.to_string()))
+}
 
-    /// Checks that it is the expected unit, waits until it can serve I/O, and reads its size if
-    /// the kernel has none.
-    fn require_usable(
-        &self,
-        device: &ScsiDevice,
-        found: &FoundDisk,
-        request: &AttachRequest,
-        call: &mut CallContext,
-    ) -> Result<()> {
-        tracing::Span::current().record("disk", found.disk.name());
-        expect(request, device.hctl(), found)?;
-        self.wait_for_transition(device, found, request, call.deadline)?;
-        self.ensure_size(device, found, call)
+/// The names that a disk had first, as far as they are known: in the record of the
+/// attach that first returned it, else in udev's record of its first event.
+pub(in crate::engine) fn first_identity(
+    engine: &Engine,
+    device: &ScsiDevice,
+    disk: &BlockDevice,
+) -> Result<Identity> {
+    let first = FirstNames::of(engine.roots(), device.hctl(), disk)?.read()?;
+    if !first.names.is_empty() {
+        return Ok(first);
     }
+    Ok(Identity::of(names_in_udev_record(engine, disk)?))
+}
 
-    /// Waits for the disk and reads the names of its unit.
-    fn identify(
-        &self,
-        device: &ScsiDevice,
-        scanned_by: ScannedBy,
-        watch: &mut Watch,
-        call: &mut CallContext,
-    ) -> Result<FoundDisk> {
-        let (roots, scheduler) = (self.roots(), &self.scheduler);
-        call.enter(Stage::Probe);
-        let disk = scsi::wait_for_disk(device, scanned_by, roots, scheduler, watch, call.deadline)?;
-        let diskseq = disk.diskseq()?;
-        call.enter(Stage::Identify);
-        let identity = scsi::read_identity(roots, scheduler, device, &disk, call.deadline)
-            .map_err(|error| device_state_error(error, device))?;
-        Ok(FoundDisk {
-            disk,
-            diskseq,
-            identity,
-        })
+/// The NAA and EUI-64 names in udev's record of this disk, found by its sequence
+/// number; none before Linux 5.15.
+fn names_in_udev_record(engine: &Engine, disk: &BlockDevice) -> Result<BTreeSet<Wwid>> {
+    let links = udev_record::read_links(engine.roots(), disk.devno())?;
+    // The record may be of an earlier disk with the same device number.
+    let life = disk.diskseq()?;
+    let life = life.map(|seq| format!("disk/by-diskseq/{seq}"));
+    if !life.is_some_and(|life| links.contains(&life)) {
+        return Ok(BTreeSet::new());
     }
-
-    /// Waits for the end of a transition between ALUA access states. During it the unit
-    /// serves no I/O, so udev's probe of the disk would take the caller's time. Where a
-    /// map is possible, multipathd reads the states, and this call asks only a unit that
-    /// the kernel has seen in transition.
-    fn wait_for_transition(
-        &self,
-        device: &ScsiDevice,
-        found: &FoundDisk,
-        request: &AttachRequest,
-        deadline: Deadline,
-    ) -> Result<()> {
-        if !device.has_port_groups()? {
-            return Ok(());
-        }
-        let may_have_map =
-            request.multipath != Multipath::Off && Daemon::find(self.roots())?.is_some();
-        if may_have_map && !device.was_in_transition()? {
-            return Ok(());
-        }
-        let state = self.lasting_access_state(device, &found.disk, deadline);
-        state
-            .map(drop)
-            .map_err(|error| device_state_error(error, device))
-    }
-
-    /// Makes the kernel read the size of an empty disk. The kernel takes a disk for empty
-    /// when it reads the size while the path is lost (`sd_revalidate_disk`), and does not
-    /// read it again.
-    ///
-    /// # Errors
-    /// `NotReady` where the disk stays empty, with the unit's own answer to READ CAPACITY.
-    fn ensure_size(
-        &self,
-        device: &ScsiDevice,
-        found: &FoundDisk,
-        call: &mut CallContext,
-    ) -> Result<()> {
-        let size = found.disk.size();
-        if size.map_err(|error| device_state_error(error, device))? > 0 {
-            return Ok(());
-        }
-        call.enter(Stage::Rescan);
-        scsi::reread_size(device, &self.scheduler, call.deadline)?;
-        if found.disk.size()? > 0 {
-            return Ok(());
-        }
-        let (roots, scheduler, disk) = (self.roots(), &self.scheduler, &found.disk);
-        let why = match scsi::read_capacity(roots, scheduler, device, disk, call.deadline) {
-            Ok(bytes) => format!("the kernel has not read the unit's size of {bytes} bytes"),
-            Err(error)
-                if error.kind().is_timeout_or_cancel()
-                    || error.kind() == ErrorKind::Quarantined =>
-            {
-                return Err(error);
-            }
-            Err(error) => format!("the unit does not report its size: {error}"),
-        };
-        let message = format!("{} ({}) has no size: {why}", disk.name(), device.hctl());
-        Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
-    }
-
-    /// The name of the unit that the kernel scanned, where another one answers now: an
-    /// array gave the address to another volume. It is in the kernel's cache or, where
-    /// some process made the kernel read the names again, in the record of the first attach
-    /// or in udev's record of the disk's first event.
-    fn earlier_identity(&self, device: &ScsiDevice, found: &FoundDisk) -> Result<Option<String>> {
-        let cached = device.cached_identity()?;
-        let is_another =
-            |was: &Identity| !was.names.is_empty() && !was.compare(&found.identity).is_same();
-        if is_another(&cached) {
-            return Ok(Some(cached.to_string()));
-        }
-        let first = self.first_identity(device, &found.disk)?;
-        Ok(is_another(&first).then(|| first.to_string()))
-    }
-
-    /// The names that a disk had first, as far as they are known: in the record of the
-    /// attach that first returned it, else in udev's record of its first event.
-    pub(in crate::engine) fn first_identity(
-        &self,
-        device: &ScsiDevice,
-        disk: &BlockDevice,
-    ) -> Result<Identity> {
-        let first = FirstNames::of(self.roots(), device.hctl(), disk)?.read()?;
-        if !first.names.is_empty() {
-            return Ok(first);
-        }
-        Ok(Identity::of(self.names_in_udev_record(disk)?))
-    }
-
-    /// The NAA and EUI-64 names in udev's record of this disk, found by its sequence
-    /// number; none before Linux 5.15.
-    fn names_in_udev_record(&self, disk: &BlockDevice) -> Result<BTreeSet<Wwid>> {
-        let links = udev_record::read_links(self.roots(), disk.devno())?;
-        // The record may be of an earlier disk with the same device number.
-        let life = disk.diskseq()?;
-        let life = life.map(|seq| format!("disk/by-diskseq/{seq}"));
-        if !life.is_some_and(|life| links.contains(&life)) {
-            return Ok(BTreeSet::new());
-        }
-        Ok(links.iter().filter_map(|link| name_in(link)).collect())
-    }
+    Ok(links.iter().filter_map(|link| name_in(link)).collect())
 }
 
 /// The device's state where it is unusable: the kernel refuses to open an offline device

@@ -6,6 +6,7 @@ use crate::deadline::Deadline;
 use crate::engine::detach::foreign_unit::replaced;
 use crate::engine::detach::receipt::{Flush, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
+use crate::engine::usage::claim::{write_back, write_back_below_map};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 /// How long a path may take to write back when all data has gone through its map already, so
@@ -37,7 +38,7 @@ impl DetachRun<'_> {
         }
         if !one.in_map {
             let policy = self.request.flush_policy;
-            let flushed = self.engine.write_back(claim, disk, policy, deadline);
+            let flushed = write_back(self.engine, claim, disk, policy, deadline);
             return flushed.map_err(|error| match error.last_seen() {
                 Some(_) => error,
                 None => error.with_last_seen(one.path.device.describe()),
@@ -45,7 +46,7 @@ impl DetachRun<'_> {
         }
         let limit = deadline.at_most(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
         let policy = self.request.flush_policy;
-        self.engine.write_back_below_map(claim, disk, policy, limit)
+        write_back_below_map(self.engine, claim, disk, policy, limit)
     }
 
     /// Where a path's ALUA access state refused the flush of the unit's cache, flushes

@@ -4,7 +4,7 @@
 use crate::deadline::Deadline;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::detach::run::DetachRun;
-use crate::engine::unit::{KnownPath, PathIdentity};
+use crate::engine::unit::{KnownPath, PathIdentity, read_path};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
@@ -52,7 +52,7 @@ impl DetachRun<'_> {
                 Err(error) if error.kind() == ErrorKind::NotSupported => continue,
                 Err(error) => return Err(error.at(Stage::Identify)),
             };
-            let path = self.engine.read_path(&device, deadline)?;
+            let path = read_path(self.engine, &device, deadline)?;
             let there = path.identity_now.answering_unit();
             match self.unit.compare(there) {
                 Comparison::Same(Strength::Strong) => continue,

@@ -7,7 +7,8 @@ use crate::engine::detach::receipt::Flush;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::lock::udev_lock;
-use crate::engine::usage::claim::{Claim, Claimed};
+use crate::engine::nbd::backend::{device_of_backend, lock_backend};
+use crate::engine::usage::claim::{Claim, Claimed, claim_and_flush};
 use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -15,162 +16,160 @@ use crate::kernel::machine;
 use crate::nbd::{self, NbdDevice};
 use crate::uevent;
 
-impl Engine {
-    /// Detaches the device of this backend id, and no other.
-    pub(super) fn detach_nbd_backend(
-        &self,
-        backend: BackendId,
-        request: &DetachRequest,
-        call: &mut CallContext,
-    ) -> Result<Detachment> {
-        call.enter(Stage::Lock);
-        let _lock = self.lock_backend(&backend, call.deadline)?;
-        if let Some(device) = self.nbd_of(&backend)? {
-            return self.disconnect(&device, Some(&backend), request, call);
-        }
-        self.require_ids()?;
-        Ok(Detachment::unchanged(Place::Nbd {
-            index: None,
-            backend: Some(backend),
-        }))
+/// Detaches the device of this backend id, and no other.
+pub(super) fn detach_nbd_backend(
+    engine: &Engine,
+    backend: BackendId,
+    request: &DetachRequest,
+    call: &mut CallContext,
+) -> Result<Detachment> {
+    call.enter(Stage::Lock);
+    let _lock = lock_backend(engine, &backend, call.deadline)?;
+    if let Some(device) = device_of_backend(engine, &backend)? {
+        return disconnect(engine, &device, Some(&backend), request, call);
     }
+    require_ids(engine)?;
+    Ok(Detachment::unchanged(Place::Nbd {
+        index: None,
+        backend: Some(backend),
+    }))
+}
 
-    /// Refuses where the kernel stores no backend ids and an NBD device is connected:
-    /// there a missing id proves nothing.
-    fn require_ids(&self) -> Result<()> {
-        if machine::kernel_version(self.roots()).is_ok_and(|version| version >= (5, 14)) {
-            return Ok(());
-        }
-        for device in NbdDevice::all(self.roots())? {
-            if device.pid()?.is_none() {
-                continue;
-            }
-            let message = format!(
-                "this kernel stores no backend ids (Linux 5.14 does), so nbd{} may belong to \
-                 this source: name the device's node",
-                device.index()
-            );
-            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
-        }
-        Ok(())
+/// Refuses where the kernel stores no backend ids and an NBD device is connected:
+/// there a missing id proves nothing.
+fn require_ids(engine: &Engine) -> Result<()> {
+    if machine::kernel_version(engine.roots()).is_ok_and(|version| version >= (5, 14)) {
+        return Ok(());
     }
-
-    /// Detaches the device that was named, whatever its backend id.
-    pub(super) fn detach_nbd_device(
-        &self,
-        device: &NbdDevice,
-        request: &DetachRequest,
-        call: &mut CallContext,
-    ) -> Result<Detachment> {
-        call.enter(Stage::Lock);
-        // Another client's id may be one that lunbd does not accept.
-        let id = device
-            .backend()?
-            .and_then(|id| id.parse::<BackendId>().ok());
-        let lock = |id| self.lock_backend(id, call.deadline);
-        let _lock = id.as_ref().map(lock).transpose()?;
-        self.disconnect(device, id.as_ref(), request, call)
-    }
-
-    fn disconnect(
-        &self,
-        device: &NbdDevice,
-        backend: Option<&BackendId>,
-        request: &DetachRequest,
-        call: &mut CallContext,
-    ) -> Result<Detachment> {
-        let deadline = call.deadline;
-        let (roots, index, disk) = (self.roots(), device.index(), device.disk());
-        let _lock = DeviceLock::take(roots, &index.name(), deadline)?;
-        let mut watch = self.hub().watch(&index.name());
-        let place = Place::Nbd {
-            index: Some(index),
-            backend: backend.cloned(),
-        };
+    for device in NbdDevice::all(engine.roots())? {
         if device.pid()?.is_none() {
-            // This link is left of a disconnect whose end no caller saw.
-            self.links.lock().remove(&index);
-            return Ok(Detachment::unchanged(place));
+            continue;
         }
+        let message = format!(
+            "this kernel stores no backend ids (Linux 5.14 does), so nbd{} may belong to \
+             this source: name the device's node",
+            device.index()
+        );
+        return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
+    }
+    Ok(())
+}
 
-        let mark = FailedFlush::of(roots, disk)?;
-        let Claimed {
-            claim,
-            flush,
-            not_looked_at,
-        } = self.claim_and_flush(disk, request.flush_policy, &mut watch, call)?;
-        call.enter(Stage::Disconnect);
-        let lock = |id| self.lock_connections_of(device, id, deadline);
-        let _connections = backend.map(lock).transpose()?;
-        if let Claim::Held(file) = &claim {
-            udev_lock::keep_udev_away(file, deadline);
-        }
-        self.end_link(index, &flush, deadline)?;
-        // The kernel releases the configuration at the last close.
-        drop(claim);
+/// Detaches the device that was named, whatever its backend id.
+pub(super) fn detach_nbd_device(
+    engine: &Engine,
+    device: &NbdDevice,
+    request: &DetachRequest,
+    call: &mut CallContext,
+) -> Result<Detachment> {
+    call.enter(Stage::Lock);
+    // Another client's id may be one that lunbd does not accept.
+    let id = device
+        .backend()?
+        .and_then(|id| id.parse::<BackendId>().ok());
+    let lock = |id| lock_backend(engine, id, call.deadline);
+    let _lock = id.as_ref().map(lock).transpose()?;
+    disconnect(engine, device, id.as_ref(), request, call)
+}
 
-        call.enter(Stage::Confirm);
-        nbd::wait_until_free(roots, index, &mut watch, deadline)?;
-
-        // A flush that hung has ended by now and recorded its result.
-        mark.clear();
-
-        call.enter(Stage::Settle);
-        match uevent::settle_again(&mut watch, self.hub().mode(), roots, disk.dir(), deadline) {
-            // A device that was made for one connection is removed after it.
-            Err(error) if error.kind() == ErrorKind::Vanished => {}
-            result => drop(result?),
-        }
-        Ok(Detachment {
-            node: Some(disk.node(roots)),
-            devno: Some(disk.devno()),
-            diskseq: disk.diskseq()?,
-            safe_to_unmap: flush == Flush::Done,
-            flush: Some(flush),
-            changed: true,
-            not_looked_at,
-            ..Detachment::unchanged(place)
-        })
+fn disconnect(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: Option<&BackendId>,
+    request: &DetachRequest,
+    call: &mut CallContext,
+) -> Result<Detachment> {
+    let deadline = call.deadline;
+    let (roots, index, disk) = (engine.roots(), device.index(), device.disk());
+    let _lock = DeviceLock::take(roots, &index.name(), deadline)?;
+    let mut watch = engine.hub().watch(&index.name());
+    let place = Place::Nbd {
+        index: Some(index),
+        backend: backend.cloned(),
+    };
+    if device.pid()?.is_none() {
+        // This link is left of a disconnect whose end no caller saw.
+        engine.links.lock().remove(&index);
+        return Ok(Detachment::unchanged(place));
     }
 
-    /// Locks the connections of this backend id, which the device must still have. Under the
-    /// claim no other process can start to use the device, but a client may have connected the
-    /// index anew before.
-    fn lock_connections_of(
-        &self,
-        device: &NbdDevice,
-        backend: &BackendId,
-        deadline: Deadline,
-    ) -> Result<DeviceLock> {
-        let connections = DeviceLock::of_connections(backend);
-        let lock = DeviceLock::take(self.roots(), &connections, deadline)?;
-        let now = device.backend()?.unwrap_or_default();
-        if now == backend.as_str() {
-            return Ok(lock);
-        }
-        let index = device.index();
-        let message = format!("nbd{index} has backend id {now:?} now: it was left alone");
-        Err(Error::new(ErrorKind::Vanished, message).at(Stage::Disconnect))
+    let mark = FailedFlush::of(roots, disk)?;
+    let Claimed {
+        claim,
+        flush,
+        not_looked_at,
+    } = claim_and_flush(engine, disk, request.flush_policy, &mut watch, call)?;
+    call.enter(Stage::Disconnect);
+    let lock = |id| lock_connections_of(engine, device, id, deadline);
+    let _connections = backend.map(lock).transpose()?;
+    if let Claim::Held(file) = &claim {
+        udev_lock::keep_udev_away(file, deadline);
     }
+    end_link(engine, index, &flush, deadline)?;
+    // The kernel releases the configuration at the last close.
+    drop(claim);
 
-    fn end_link(&self, index: NbdIndex, flush: &Flush, deadline: Deadline) -> Result<()> {
-        // The link is removed first, so that its end is not reported as a death.
-        let link = self.links.lock().remove(&index);
-        // The kernel first sends a disconnect request on each connection, which blocks
-        // where the peer is dead or hangs and the buffer is full.
-        if let Some(link) = link
-            .as_ref()
-            .filter(|link| *flush != Flush::Done || link.is_dead())
-        {
-            link.shut_down();
-        }
-        nbd::disconnect(self.roots(), index, deadline).inspect_err(|_| {
-            // The device may still be connected; a heal needs the link.
-            if let Some(link) = link {
-                self.links.lock().entry(index).or_insert(link);
-            }
-        })
+    call.enter(Stage::Confirm);
+    nbd::wait_until_free(roots, index, &mut watch, deadline)?;
+
+    // A flush that hung has ended by now and recorded its result.
+    mark.clear();
+
+    call.enter(Stage::Settle);
+    match uevent::settle_again(&mut watch, engine.hub().mode(), roots, disk.dir(), deadline) {
+        // A device that was made for one connection is removed after it.
+        Err(error) if error.kind() == ErrorKind::Vanished => {}
+        result => drop(result?),
     }
+    Ok(Detachment {
+        node: Some(disk.node(roots)),
+        devno: Some(disk.devno()),
+        diskseq: disk.diskseq()?,
+        safe_to_unmap: flush == Flush::Done,
+        flush: Some(flush),
+        changed: true,
+        not_looked_at,
+        ..Detachment::unchanged(place)
+    })
+}
+
+/// Locks the connections of this backend id, which the device must still have. Under the
+/// claim no other process can start to use the device, but a client may have connected the
+/// index anew before.
+fn lock_connections_of(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+    deadline: Deadline,
+) -> Result<DeviceLock> {
+    let connections = DeviceLock::of_connections(backend);
+    let lock = DeviceLock::take(engine.roots(), &connections, deadline)?;
+    let now = device.backend()?.unwrap_or_default();
+    if now == backend.as_str() {
+        return Ok(lock);
+    }
+    let index = device.index();
+    let message = format!("nbd{index} has backend id {now:?} now: it was left alone");
+    Err(Error::new(ErrorKind::Vanished, message).at(Stage::Disconnect))
+}
+
+fn end_link(engine: &Engine, index: NbdIndex, flush: &Flush, deadline: Deadline) -> Result<()> {
+    // The link is removed first, so that its end is not reported as a death.
+    let link = engine.links.lock().remove(&index);
+    // The kernel first sends a disconnect request on each connection, which blocks
+    // where the peer is dead or hangs and the buffer is full.
+    if let Some(link) = link
+        .as_ref()
+        .filter(|link| *flush != Flush::Done || link.is_dead())
+    {
+        link.shut_down();
+    }
+    nbd::disconnect(engine.roots(), index, deadline).inspect_err(|_| {
+        // The device may still be connected; a heal needs the link.
+        if let Some(link) = link {
+            engine.links.lock().entry(index).or_insert(link);
+        }
+    })
 }
 
 #[cfg(test)]
@@ -179,6 +178,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::engine::nbd::known::current_links;
     use crate::id::Source;
     use crate::kernel::Roots;
     use crate::nbd::{Link, NewTimeouts};
@@ -231,7 +231,7 @@ mod tests {
             let timeouts = NewTimeouts::default();
             let link = Link::new(uri, backend, Vec::new(), timeouts, connected_by);
             engine.links.lock().insert(index, link);
-            let is_there = engine.links_beside(&device).contains_key(&index);
+            let is_there = current_links(&engine, &device).contains_key(&index);
             assert_eq!(is_there, is_its_own, "connected by {connected_by:?}");
         }
     }
@@ -244,7 +244,7 @@ mod tests {
         let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
         let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default(), None);
         engine.links.lock().insert(index, link);
-        engine.end_link(index, &Flush::Done, soon()).unwrap_err();
+        end_link(&engine, index, &Flush::Done, soon()).unwrap_err();
         assert!(engine.links.lock().contains_key(&index));
     }
 }

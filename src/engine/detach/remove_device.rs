@@ -2,98 +2,96 @@
 //! data.
 
 use crate::deadline::Deadline;
-use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::Flush;
-use crate::engine::first_names;
-use crate::engine::usage::claim::{Claim, FlushPolicy};
+use crate::engine::usage::claim::{Claim, FlushPolicy, claim_and_flush, claim_replaced};
 use crate::engine::usage::failed_flush::FailedFlush;
+use crate::engine::usage::refuse_users_of_diskless;
+use crate::engine::{Engine, first_names};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::scsi::{self, Identity, ScsiDevice};
 use crate::uevent::{self, Watch};
 
-impl Engine {
-    /// Removes a device that nothing uses. The claim is held until the delete has
-    /// returned, so that no process can mount the device in between.
-    pub(in crate::engine) fn remove_device(
-        &self,
-        device: &ScsiDevice,
-        watch: &mut Watch,
-        call: &mut CallContext,
-    ) -> Result<Flush> {
-        let Some(disk) = device.disk()? else {
-            call.enter(Stage::Delete);
-            self.delete_diskless(device, watch, call.deadline)?;
-            return Ok(Flush::NoDisk);
-        };
-        let claimed = self.claim_and_flush(&disk, FlushPolicy::Require, watch, call)?;
+/// Removes a device that nothing uses. The claim is held until the delete has
+/// returned, so that no process can mount the device in between.
+pub(in crate::engine) fn remove_device(
+    engine: &Engine,
+    device: &ScsiDevice,
+    watch: &mut Watch,
+    call: &mut CallContext,
+) -> Result<Flush> {
+    let Some(disk) = device.disk()? else {
         call.enter(Stage::Delete);
-        self.delete(device, &disk, claimed.claim, watch, call.deadline)?;
-        Ok(claimed.flush)
-    }
+        delete_diskless(engine, device, watch, call.deadline)?;
+        return Ok(Flush::NoDisk);
+    };
+    let claimed = claim_and_flush(engine, &disk, FlushPolicy::Require, watch, call)?;
+    call.enter(Stage::Delete);
+    delete_disk(engine, device, &disk, claimed.claim, watch, call.deadline)?;
+    Ok(claimed.flush)
+}
 
-    /// Removes the stale device at an address where the unit `now` answers. Not a byte is
-    /// written, so the call refuses while any process has the device open.
-    pub(in crate::engine) fn remove_replaced(
-        &self,
-        device: &ScsiDevice,
-        now: &Identity,
-        watch: &mut Watch,
-        call: &mut CallContext,
-    ) -> Result<Flush> {
-        let deadline = call.deadline;
-        tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting the stale device");
-        let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
-        let Some(disk) = device.disk()? else {
-            call.enter(Stage::Delete);
-            self.delete_diskless(device, watch, deadline)?;
-            return Ok(flush);
-        };
-        call.enter(Stage::Claim);
-        let held = self.claim_replaced(&disk, watch, deadline)?;
+/// Removes the stale device at an address where the unit `now` answers. Not a byte is
+/// written, so the call refuses while any process has the device open.
+pub(in crate::engine) fn remove_replaced(
+    engine: &Engine,
+    device: &ScsiDevice,
+    now: &Identity,
+    watch: &mut Watch,
+    call: &mut CallContext,
+) -> Result<Flush> {
+    let deadline = call.deadline;
+    tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting the stale device");
+    let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
+    let Some(disk) = device.disk()? else {
         call.enter(Stage::Delete);
-        self.delete(device, &disk, held, watch, deadline)?;
-        Ok(flush)
-    }
+        delete_diskless(engine, device, watch, deadline)?;
+        return Ok(flush);
+    };
+    call.enter(Stage::Claim);
+    let held = claim_replaced(engine, &disk, watch, deadline)?;
+    call.enter(Stage::Delete);
+    delete_disk(engine, device, &disk, held, watch, deadline)?;
+    Ok(flush)
+}
 
-    /// Deletes a device that had no disk when the caller looked at it, and that has no user.
-    ///
-    /// # Errors
-    /// `Vanished` where its disk has appeared since, which is not claimed: nothing is
-    /// done. `InUse`, which names the users. Else those of a delete.
-    pub(in crate::engine) fn delete_diskless(
-        &self,
-        device: &ScsiDevice,
-        watch: &mut Watch,
-        deadline: Deadline,
-    ) -> Result<()> {
-        if let Some(disk) = device.disk()? {
-            let message = format!("{} is now the disk of {}", disk.name(), device.hctl());
-            return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
-        }
-        self.refuse_users_of_diskless(device, deadline)?;
-        first_names::forget(self.roots(), device.hctl());
-        scsi::delete(device, &self.scheduler, watch, deadline)
+/// Deletes a device that had no disk when the caller looked at it, and that has no user.
+///
+/// # Errors
+/// `Vanished` where its disk has appeared since, which is not claimed: nothing is
+/// done. `InUse`, which names the users. Else those of a delete.
+pub(in crate::engine) fn delete_diskless(
+    engine: &Engine,
+    device: &ScsiDevice,
+    watch: &mut Watch,
+    deadline: Deadline,
+) -> Result<()> {
+    if let Some(disk) = device.disk()? {
+        let message = format!("{} is now the disk of {}", disk.name(), device.hctl());
+        return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
     }
+    refuse_users_of_diskless(engine, device, deadline)?;
+    first_names::forget(engine.roots(), device.hctl());
+    scsi::delete(device, &engine.scheduler, watch, deadline)
+}
 
-    /// Deletes the device under the claim `held` and returns when udev has handled the
-    /// removal.
-    pub(in crate::engine) fn delete(
-        &self,
-        device: &ScsiDevice,
-        disk: &BlockDevice,
-        held: Claim,
-        watch: &mut Watch,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let (roots, mode) = (self.roots(), self.hub().mode());
-        let removed_device = uevent::RemovedDevice::of(roots, disk)?;
-        let mark = FailedFlush::of(roots, disk)?;
-        first_names::forget(roots, device.hctl());
-        scsi::delete(device, &self.scheduler, watch, deadline)?;
-        drop(held);
-        mark.clear();
-        uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
-    }
+/// Deletes the device under the claim `held` and returns when udev has handled the
+/// removal.
+pub(in crate::engine) fn delete_disk(
+    engine: &Engine,
+    device: &ScsiDevice,
+    disk: &BlockDevice,
+    held: Claim,
+    watch: &mut Watch,
+    deadline: Deadline,
+) -> Result<()> {
+    let (roots, mode) = (engine.roots(), engine.hub().mode());
+    let removed_device = uevent::RemovedDevice::of(roots, disk)?;
+    let mark = FailedFlush::of(roots, disk)?;
+    first_names::forget(roots, device.hctl());
+    scsi::delete(device, &engine.scheduler, watch, deadline)?;
+    drop(held);
+    mark.clear();
+    uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
 }

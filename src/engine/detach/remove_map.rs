@@ -7,9 +7,9 @@ use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::DetachRequest;
 use crate::engine::detach::receipt::{Flush, MapReceipt};
-use crate::engine::usage::claim::{self, Claim, FlushPolicy};
+use crate::engine::usage::claim::{self, Claim, FlushPolicy, claim_disk, write_back};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
-use crate::engine::usage::{self, Extent, NotLookedAt, Removal, Usage};
+use crate::engine::usage::{self, Extent, NotLookedAt, Removal, Usage, users_of, users_of_each};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
@@ -20,321 +20,318 @@ use crate::uevent::{self, Watch};
 /// well.
 const MAP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-impl Engine {
-    /// Claims the map, flushes it, and removes it with the maps of its partitions.
-    /// `receipt` is updated at each step.
-    ///
-    /// The caller has checked its users with [`refuse_users_of_map`]. Where `replaced` is
-    /// given, another unit answers below the map: nothing is written there.
-    ///
-    /// [`refuse_users_of_map`]: Self::refuse_users_of_map
-    ///
-    /// # Errors
-    /// `InUse`, which names the users; `Io` where the flush failed: the map stays and
-    /// nothing below it may be deleted; `TimedOut`.
-    pub(super) fn remove_map(
-        &self,
-        map: &Map,
-        run: (Option<&Daemon>, &DetachRequest, Option<Flush>),
-        watch: &mut Watch,
-        receipt: &mut MapReceipt,
-        call: &mut CallContext,
-    ) -> Result<()> {
-        let deadline = call.deadline;
-        let (daemon, request, replaced) = run;
-        let policy = request.flush_policy;
-        let abandon = policy == FlushPolicy::Abandon;
-        let of_parts = replaced.is_none().then_some(policy);
-        self.remove_partition_maps(map, of_parts, watch, receipt, call)?;
+/// Claims the map, flushes it, and removes it with the maps of its partitions.
+/// `receipt` is updated at each step.
+///
+/// The caller has checked its users with [`refuse_users_of_map`]. Where `replaced` is
+/// given, another unit answers below the map: nothing is written there.
+///
+///
+/// # Errors
+/// `InUse`, which names the users; `Io` where the flush failed: the map stays and
+/// nothing below it may be deleted; `TimedOut`.
+pub(super) fn remove_map(
+    engine: &Engine,
+    map: &Map,
+    run: (Option<&Daemon>, &DetachRequest, Option<Flush>),
+    watch: &mut Watch,
+    receipt: &mut MapReceipt,
+    call: &mut CallContext,
+) -> Result<()> {
+    let deadline = call.deadline;
+    let (daemon, request, replaced) = run;
+    let policy = request.flush_policy;
+    let abandon = policy == FlushPolicy::Abandon;
+    let of_parts = replaced.is_none().then_some(policy);
+    remove_partition_maps(engine, map, of_parts, watch, receipt, call)?;
+    call.enter(Stage::Claim);
+    let claim = claim_disk(engine, map.disk(), policy, watch, deadline)?;
+    let flushed = if let Some(replaced) = replaced {
+        Ok(replaced)
+    } else {
+        call.enter(Stage::Flush);
+        write_map_back(engine, map, &claim, daemon, receipt, deadline)
+    };
+    let flushed = match flushed {
+        Err(error) if abandon => Flush::Abandoned(error.to_string()),
+        flushed => flushed?,
+    };
+    receipt.flush.get_or_insert(flushed);
+    // The kernel cannot remove an open map; it reports an opener that comes after
+    // this.
+    drop(claim);
+    call.enter(Stage::RemoveMap);
+    let removed = delete_map(engine, map, daemon, watch, deadline);
+    if abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
+        let told_to_fail = unblock_probers(engine, map, daemon, deadline);
+        // The removal's error says more than that of the unblocking.
+        receipt.told_to_fail |= told_to_fail.unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot unblock the processes that probe the map");
+            false
+        });
+    }
+    removed?;
+    receipt.gone = true;
+    Ok(())
+}
+
+/// Removes the maps of the map's partitions, after each of them is claimed and
+/// flushed; without a `policy` nothing is written to them. Their pages are their own, and
+/// the flush of the map does not write them. So `receipt` gets the outcome of a flush that
+/// was not done.
+fn remove_partition_maps(
+    engine: &Engine,
+    map: &Map,
+    policy: Option<FlushPolicy>,
+    watch: &mut Watch,
+    receipt: &mut MapReceipt,
+    call: &mut CallContext,
+) -> Result<()> {
+    let deadline = call.deadline;
+    let parts = map.partition_maps()?;
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let mut claimed = Vec::new();
+    for part in parts {
         call.enter(Stage::Claim);
-        let claim = self.claim(map.disk(), policy, watch, deadline)?;
-        let flushed = if let Some(replaced) = replaced {
-            Ok(replaced)
-        } else {
+        let of_claim = policy.unwrap_or(FlushPolicy::Require);
+        let claim = claim_disk(engine, part.disk(), of_claim, watch, deadline)?;
+        if let Some(policy) = policy {
             call.enter(Stage::Flush);
-            self.write_map_back(map, &claim, daemon, receipt, deadline)
-        };
-        let flushed = match flushed {
-            Err(error) if abandon => Flush::Abandoned(error.to_string()),
-            flushed => flushed?,
-        };
-        receipt.flush.get_or_insert(flushed);
-        // The kernel cannot remove an open map; it reports an opener that comes after
-        // this.
+            let flush = write_back(engine, &claim, part.disk(), policy, deadline)?;
+            if flush != Flush::Done {
+                receipt.flush.get_or_insert(flush);
+            }
+        }
+        claimed.push((part, claim));
+    }
+    call.enter(Stage::RemoveMap);
+    for (part, claim) in claimed {
         drop(claim);
-        call.enter(Stage::RemoveMap);
-        let removed = self.delete_map(map, daemon, watch, deadline);
-        if abandon && matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse) {
-            let told_to_fail = self.unblock_probers(map, daemon, deadline);
-            // The removal's error says more than that of the unblocking.
-            receipt.told_to_fail |= told_to_fail.unwrap_or_else(|error| {
-                tracing::debug!(%error, "cannot unblock the processes that probe the map");
-                false
-            });
-        }
-        removed?;
-        receipt.gone = true;
-        Ok(())
+        delete_map(engine, &part, None, watch, deadline)?;
     }
+    Ok(())
+}
 
-    /// Removes the maps of the map's partitions, after each of them is claimed and
-    /// flushed; without a `policy` nothing is written to them. Their pages are their own, and
-    /// the flush of the map does not write them. So `receipt` gets the outcome of a flush that
-    /// was not done.
-    fn remove_partition_maps(
-        &self,
-        map: &Map,
-        policy: Option<FlushPolicy>,
-        watch: &mut Watch,
-        receipt: &mut MapReceipt,
-        call: &mut CallContext,
-    ) -> Result<()> {
-        let deadline = call.deadline;
-        let parts = map.partition_maps()?;
-        if parts.is_empty() {
-            return Ok(());
-        }
-        let mut claimed = Vec::new();
-        for part in parts {
-            call.enter(Stage::Claim);
-            let of_claim = policy.unwrap_or(FlushPolicy::Require);
-            let claim = self.claim(part.disk(), of_claim, watch, deadline)?;
-            if let Some(policy) = policy {
-                call.enter(Stage::Flush);
-                let flush = self.write_back(&claim, part.disk(), policy, deadline)?;
-                if flush != Flush::Done {
-                    receipt.flush.get_or_insert(flush);
-                }
-            }
-            claimed.push((part, claim));
-        }
-        call.enter(Stage::RemoveMap);
-        for (part, claim) in claimed {
-            drop(claim);
-            self.delete_map(&part, None, watch, deadline)?;
-        }
-        Ok(())
+/// Looks for users of the map, of the maps of its partitions and of the disks `below`
+/// it before anything changes: later a map that queues would be told to fail its
+/// users' I/O. Returns the places that could not be looked at.
+///
+/// # Errors
+/// `InUse`, which names the users.
+pub(super) fn refuse_users_of_map(
+    engine: &Engine,
+    map: &Map,
+    below: &[BlockDevice],
+    policy: FlushPolicy,
+    deadline: Deadline,
+) -> Result<Vec<NotLookedAt>> {
+    let parts = map.partition_maps()?;
+    let maps = || std::iter::once(map).chain(&parts).map(Map::disk);
+    let disks: Vec<&BlockDevice> = maps().chain(below).collect();
+    let all = users_of_each(engine, &disks, Extent::All, deadline)?;
+    let own: Vec<&str> = maps().map(BlockDevice::name).collect();
+    let mut not_looked_at = Vec::new();
+    for (place, (disk, mut users)) in disks.iter().zip(all).enumerate() {
+        users.remove_stacked(&own);
+        let removal = if place < own.len() {
+            let beside_own_flush = policy == FlushPolicy::Abandon;
+            Removal::Map { beside_own_flush }
+        } else {
+            Removal::FlushedDisk
+        };
+        users.refuse_busy(engine.roots(), disk, removal)?;
+        not_looked_at = users.not_looked_at;
     }
+    Ok(not_looked_at)
+}
 
-    /// Looks for users of the map, of the maps of its partitions and of the disks `below`
-    /// it before anything changes: later a map that queues would be told to fail its
-    /// users' I/O. Returns the places that could not be looked at.
-    ///
-    /// # Errors
-    /// `InUse`, which names the users.
-    pub(super) fn refuse_users_of_map(
-        &self,
-        map: &Map,
-        below: &[BlockDevice],
-        policy: FlushPolicy,
-        deadline: Deadline,
-    ) -> Result<Vec<NotLookedAt>> {
-        let parts = map.partition_maps()?;
-        let maps = || std::iter::once(map).chain(&parts).map(Map::disk);
-        let disks: Vec<&BlockDevice> = maps().chain(below).collect();
-        let all = self.users_of_each(&disks, Extent::All, deadline)?;
-        let own: Vec<&str> = maps().map(BlockDevice::name).collect();
-        let mut not_looked_at = Vec::new();
-        for (place, (disk, mut users)) in disks.iter().zip(all).enumerate() {
-            users.remove_stacked(&own);
-            let removal = if place < own.len() {
-                let beside_own_flush = policy == FlushPolicy::Abandon;
-                Removal::Map { beside_own_flush }
-            } else {
-                Removal::FlushedDisk
+/// Flushes under the claim. Where the map queues and no path is left, waits half of
+/// the time for a path and then tells the map to fail its I/O, since the flush would
+/// never end; not while another process has the map open, which would lose its queued
+/// writes.
+fn write_map_back(
+    engine: &Engine,
+    map: &Map,
+    claim: &Claim,
+    daemon: Option<&Daemon>,
+    receipt: &mut MapReceipt,
+    deadline: Deadline,
+) -> Result<Flush> {
+    let Claim::Held(file) = claim else {
+        return write_back(engine, claim, map.disk(), FlushPolicy::Require, deadline);
+    };
+    let mark = FailedFlush::of(engine.roots(), map.disk())?;
+    if let Some(earlier) = mark.read()? {
+        return Err(failed_flush::refuse(map.disk(), &earlier));
+    }
+    let (file, disk, roots) = (file.clone(), map.disk().clone(), engine.roots().clone());
+    let flush = move || claim::flush(&roots, file, &disk, &mark);
+    let flush = worker::start(Stage::Flush, flush)?;
+    let path_limit = deadline.half();
+    loop {
+        if let Some(flushed) = flush.wait(deadline.at_most(MAP_CHECK_INTERVAL)) {
+            return flushed.map_err(|error| explain_flush(error, map, receipt));
+        }
+        if deadline.has_passed() {
+            let what = format!("the map {} to write back", map.name());
+            let error = Error::timed_out(Stage::Flush, deadline, &what);
+            return Err(error.with_last_seen(map.describe()));
+        }
+        let status = map.status(engine.roots(), deadline)?;
+        let stuck = status.queues && status.active() == 0;
+        if stuck && path_limit.has_passed() && !receipt.told_to_fail {
+            let users = users_of(engine, map.disk(), Extent::BesideClaim, deadline)?;
+            let removal = Removal::Map {
+                beside_own_flush: true,
             };
-            users.refuse_busy(self.roots(), disk, removal)?;
-            not_looked_at = users.not_looked_at;
-        }
-        Ok(not_looked_at)
-    }
-
-    /// Flushes under the claim. Where the map queues and no path is left, waits half of
-    /// the time for a path and then tells the map to fail its I/O, since the flush would
-    /// never end; not while another process has the map open, which would lose its queued
-    /// writes.
-    fn write_map_back(
-        &self,
-        map: &Map,
-        claim: &Claim,
-        daemon: Option<&Daemon>,
-        receipt: &mut MapReceipt,
-        deadline: Deadline,
-    ) -> Result<Flush> {
-        let Claim::Held(file) = claim else {
-            return self.write_back(claim, map.disk(), FlushPolicy::Require, deadline);
-        };
-        let mark = FailedFlush::of(self.roots(), map.disk())?;
-        if let Some(earlier) = mark.read()? {
-            return Err(failed_flush::refuse(map.disk(), &earlier));
-        }
-        let (file, disk, roots) = (file.clone(), map.disk().clone(), self.roots().clone());
-        let flush = move || claim::flush(&roots, file, &disk, &mark);
-        let flush = worker::start(Stage::Flush, flush)?;
-        let path_limit = deadline.half();
-        loop {
-            if let Some(flushed) = flush.wait(deadline.at_most(MAP_CHECK_INTERVAL)) {
-                return flushed.map_err(|error| explain_flush(error, map, receipt));
-            }
-            if deadline.has_passed() {
-                let what = format!("the map {} to write back", map.name());
-                let error = Error::timed_out(Stage::Flush, deadline, &what);
-                return Err(error.with_last_seen(map.describe()));
-            }
-            let status = map.status(self.roots(), deadline)?;
-            let stuck = status.queues && status.active() == 0;
-            if stuck && path_limit.has_passed() && !receipt.told_to_fail {
-                let users = self.users_of(map.disk(), Extent::BesideClaim, deadline)?;
-                let removal = Removal::Map {
-                    beside_own_flush: true,
-                };
-                users.refuse_busy(self.roots(), map.disk(), removal)?;
-                // Where users may be hidden, the kernel's open count shows whether this
-                // claim is the only one.
-                let is_ours = users.not_looked_at.is_empty()
-                    || multipath::open_count(self.roots(), map, deadline)? <= 1;
-                if is_ours {
-                    receipt.told_to_fail = self.fail_queued_io(map, daemon, deadline)?;
-                }
+            users.refuse_busy(engine.roots(), map.disk(), removal)?;
+            // Where users may be hidden, the kernel's open count shows whether this
+            // claim is the only one.
+            let is_ours = users.not_looked_at.is_empty()
+                || multipath::open_count(engine.roots(), map, deadline)? <= 1;
+            if is_ours {
+                receipt.told_to_fail = fail_queued_io(engine, map, daemon, deadline)?;
             }
         }
     }
+}
 
-    /// Makes I/O that finds no path fail, now and, where multipathd answers, permanently.
-    /// Returns whether the kernel was told: it accepts no message while the map is
-    /// suspended.
-    fn fail_queued_io(
-        &self,
-        map: &Map,
-        daemon: Option<&Daemon>,
-        deadline: Deadline,
-    ) -> Result<bool> {
-        tracing::warn!(
-            map = map.name(),
-            "it queues with no path left: telling it to fail I/O"
-        );
-        // A daemon that hangs, or has no such map at the moment, gets half of the time;
-        // the kernel needs no daemon.
-        let limit = deadline.half();
-        if let Some(daemon) = daemon
-            && let Err(error) = daemon.disable_queueing(map.name(), limit)
-        {
-            tracing::debug!(%error, "multipathd does not disable queueing");
+/// Makes I/O that finds no path fail, now and, where multipathd answers, permanently.
+/// Returns whether the kernel was told: it accepts no message while the map is
+/// suspended.
+fn fail_queued_io(
+    engine: &Engine,
+    map: &Map,
+    daemon: Option<&Daemon>,
+    deadline: Deadline,
+) -> Result<bool> {
+    tracing::warn!(
+        map = map.name(),
+        "it queues with no path left: telling it to fail I/O"
+    );
+    // A daemon that hangs, or has no such map at the moment, gets half of the time;
+    // the kernel needs no daemon.
+    let limit = deadline.half();
+    if let Some(daemon) = daemon
+        && let Err(error) = daemon.disable_queueing(map.name(), limit)
+    {
+        tracing::debug!(%error, "multipathd does not disable queueing");
+    }
+    match multipath::fail_if_no_path(engine.roots(), map, deadline) {
+        // The map is suspended, or another process made it queue again: the caller
+        // retries.
+        Err(error) if error.kind() == ErrorKind::NotReady => {
+            tracing::debug!(%error, "the map is not set to fail I/O yet");
+            Ok(false)
         }
-        match multipath::fail_if_no_path(self.roots(), map, deadline) {
-            // The map is suspended, or another process made it queue again: the caller
-            // retries.
-            Err(error) if error.kind() == ErrorKind::NotReady => {
-                tracing::debug!(%error, "the map is not set to fail I/O yet");
-                Ok(false)
+        done => done.map(|()| true),
+    }
+}
+
+/// Tells a map that queues with no path left to fail its I/O: a process that probes
+/// it blocks in its read and holds the map open until a path comes. A multipathd that
+/// hung when it was told may have made the map queue again. Returns whether the map
+/// was told. Only for a caller that abandons unwritten data, since a process that
+/// /proc does not show may write to the map.
+fn unblock_probers(
+    engine: &Engine,
+    map: &Map,
+    daemon: Option<&Daemon>,
+    deadline: Deadline,
+) -> Result<bool> {
+    if !has_only_transient_users(engine, map, deadline)? {
+        return Ok(false);
+    }
+    let status = map.status(engine.roots(), deadline)?;
+    if !status.queues || status.active() > 0 {
+        return Ok(false);
+    }
+    fail_queued_io(engine, map, daemon, deadline)
+}
+
+/// Removes a map whose last path is gone. multipathd leaves such a map where udev
+/// probes it, so this call retries while only transient users have it open. A map
+/// with a path stays.
+///
+/// # Errors
+/// `InUse`, which names the users; `TimedOut`.
+pub(in crate::engine) fn remove_pathless_map(
+    engine: &Engine,
+    map: &Map,
+    daemon: Option<&Daemon>,
+    deadline: Deadline,
+) -> Result<()> {
+    let mut watch = engine.hub().watch(map.disk().name());
+    let mut pauses = Backoff::for_other_process();
+    while map.is_there() {
+        match map.paths() {
+            Ok(paths) if paths.is_empty() => {}
+            Err(error) if map.is_there() => return Err(error),
+            _ => return Ok(()),
+        }
+        match delete_map(engine, map, daemon, &mut watch, deadline) {
+            Err(error)
+                if error.kind() == ErrorKind::InUse
+                    && !deadline.has_passed()
+                    && has_only_transient_users(engine, map, deadline)? =>
+            {
+                watch.next(deadline.at_most(pauses.pause()));
             }
-            done => done.map(|()| true),
+            Err(error) if error.kind() == ErrorKind::Vanished && !map.is_there() => {}
+            done => return done,
         }
     }
+    Ok(())
+}
 
-    /// Tells a map that queues with no path left to fail its I/O: a process that probes
-    /// it blocks in its read and holds the map open until a path comes. A multipathd that
-    /// hung when it was told may have made the map queue again. Returns whether the map
-    /// was told. Only for a caller that abandons unwritten data, since a process that
-    /// /proc does not show may write to the map.
-    fn unblock_probers(
-        &self,
-        map: &Map,
-        daemon: Option<&Daemon>,
-        deadline: Deadline,
-    ) -> Result<bool> {
-        if !self.has_only_transient_users(map, deadline)? {
-            return Ok(false);
-        }
-        let status = map.status(self.roots(), deadline)?;
-        if !status.queues || status.active() > 0 {
-            return Ok(false);
-        }
-        self.fail_queued_io(map, daemon, deadline)
+fn has_only_transient_users(engine: &Engine, map: &Map, deadline: Deadline) -> Result<bool> {
+    let users = users_of(engine, map.disk(), Extent::All, deadline)?;
+    let removal = Removal::Map {
+        beside_own_flush: false,
+    };
+    Ok(!matches!(
+        users.judge(engine.roots(), removal),
+        Usage::Busy(_)
+    ))
+}
+
+/// Removes the map and returns when sysfs no longer shows it and udev has handled the
+/// removal.
+fn delete_map(
+    engine: &Engine,
+    map: &Map,
+    daemon: Option<&Daemon>,
+    watch: &mut Watch,
+    deadline: Deadline,
+) -> Result<()> {
+    let (roots, mode) = (engine.roots(), engine.hub().mode());
+    let disk = map.disk();
+    let mark = FailedFlush::of(roots, disk)?;
+    let removed_device = uevent::RemovedDevice::of(roots, disk)?;
+    // This keeps multipathd from making the map again on a path's event. A daemon
+    // that hangs gets half of the time; the kernel needs no daemon.
+    let limit = deadline.half();
+    if let Some(daemon) = daemon
+        && let Err(error) = daemon.delete_map(map.name(), limit)
+    {
+        tracing::debug!(%error, "multipathd does not remove the map");
     }
-
-    /// Removes a map whose last path is gone. multipathd leaves such a map where udev
-    /// probes it, so this call retries while only transient users have it open. A map
-    /// with a path stays.
-    ///
-    /// # Errors
-    /// `InUse`, which names the users; `TimedOut`.
-    pub(in crate::engine) fn remove_pathless_map(
-        &self,
-        map: &Map,
-        daemon: Option<&Daemon>,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let mut watch = self.hub().watch(map.disk().name());
-        let mut pauses = Backoff::for_other_process();
-        while map.is_there() {
-            match map.paths() {
-                Ok(paths) if paths.is_empty() => {}
-                Err(error) if map.is_there() => return Err(error),
-                _ => return Ok(()),
-            }
-            match self.delete_map(map, daemon, &mut watch, deadline) {
-                Err(error)
-                    if error.kind() == ErrorKind::InUse
-                        && !deadline.has_passed()
-                        && self.has_only_transient_users(map, deadline)? =>
-                {
-                    watch.next(deadline.at_most(pauses.pause()));
-                }
-                Err(error) if error.kind() == ErrorKind::Vanished && !map.is_there() => {}
-                done => return done,
-            }
-        }
-        Ok(())
+    if map.is_there() {
+        multipath::remove(roots, map, watch, deadline).map_err(|error| match error.kind() {
+            ErrorKind::InUse => name_holders(engine, map, error, deadline),
+            _ => error,
+        })?;
     }
+    mark.clear();
+    uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
+}
 
-    fn has_only_transient_users(&self, map: &Map, deadline: Deadline) -> Result<bool> {
-        let users = self.users_of(map.disk(), Extent::All, deadline)?;
-        let removal = Removal::Map {
-            beside_own_flush: false,
-        };
-        Ok(!matches!(
-            users.judge(self.roots(), removal),
-            Usage::Busy(_)
-        ))
-    }
-
-    /// Removes the map and returns when sysfs no longer shows it and udev has handled the
-    /// removal.
-    fn delete_map(
-        &self,
-        map: &Map,
-        daemon: Option<&Daemon>,
-        watch: &mut Watch,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let (roots, mode) = (self.roots(), self.hub().mode());
-        let disk = map.disk();
-        let mark = FailedFlush::of(roots, disk)?;
-        let removed_device = uevent::RemovedDevice::of(roots, disk)?;
-        // This keeps multipathd from making the map again on a path's event. A daemon
-        // that hangs gets half of the time; the kernel needs no daemon.
-        let limit = deadline.half();
-        if let Some(daemon) = daemon
-            && let Err(error) = daemon.delete_map(map.name(), limit)
-        {
-            tracing::debug!(%error, "multipathd does not remove the map");
-        }
-        if map.is_there() {
-            multipath::remove(roots, map, watch, deadline).map_err(|error| match error.kind() {
-                ErrorKind::InUse => self.name_holders(map, error, deadline),
-                _ => error,
-            })?;
-        }
-        mark.clear();
-        uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
-    }
-
-    fn name_holders(&self, map: &Map, error: Error, deadline: Deadline) -> Error {
-        match self.users_of(map.disk(), Extent::All, deadline) {
-            Ok(users) => usage::refuse(map.disk(), &users.found).caused_by(error),
-            Err(_) => error,
-        }
+fn name_holders(engine: &Engine, map: &Map, error: Error, deadline: Deadline) -> Error {
+    match users_of(engine, map.disk(), Extent::All, deadline) {
+        Ok(users) => usage::refuse(map.disk(), &users.found).caused_by(error),
+        Err(_) => error,
     }
 }
 
@@ -376,7 +373,7 @@ mod tests {
         fs::write(roots.proc.join("self/mountinfo"), mount).unwrap();
         let map = Map::all(roots).unwrap().remove(0);
         let soon = Deadline::after(Duration::from_secs(30));
-        let refused = engine.refuse_users_of_map(&map, &[], FlushPolicy::Require, soon);
+        let refused = refuse_users_of_map(&engine, &map, &[], FlushPolicy::Require, soon);
         // A claim would fail with another error, since the map has no node here.
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::InUse);
     }

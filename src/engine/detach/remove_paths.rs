@@ -7,11 +7,13 @@ use crate::engine::detach::foreign_unit::{
     refuse_map_of_another, refuse_maps_of_others, replaced_below,
 };
 use crate::engine::detach::receipt::{Flush, MapReceipt};
+use crate::engine::detach::remove_device::{delete_disk, delete_diskless};
+use crate::engine::detach::remove_map::{refuse_users_of_map, remove_map};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
-use crate::engine::unit::{KnownPath, PathIdentity};
-use crate::engine::usage::claim::{Claim, FlushPolicy};
+use crate::engine::unit::{KnownPath, PathIdentity, paths_of};
+use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, claim_replaced};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
-use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot};
+use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot, refuse_users_of_diskless};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::pool;
@@ -25,7 +27,13 @@ impl DetachRun<'_> {
         let engine = self.engine;
         call.enter(Stage::Resolve);
         let first_paths = std::mem::take(&mut self.first_paths);
-        let mut paths = engine.paths_of(&self.unit, &self.named_devices, first_paths, deadline)?;
+        let mut paths = paths_of(
+            engine,
+            &self.unit,
+            &self.named_devices,
+            first_paths,
+            deadline,
+        )?;
         self.timed_out |= paths.iter().any(|path| path.timed_out);
         self.keep_as_replaced(&mut paths);
         refuse_maps_of_others(&paths)?;
@@ -107,9 +115,7 @@ impl DetachRun<'_> {
     fn refuse_users_of_diskless(&mut self, paths: &[KnownPath], deadline: Deadline) -> Result<()> {
         let stays = |path: &&KnownPath| path.disk.is_none() && !path.is_being_removed;
         for path in paths.iter().filter(stays) {
-            let unseen = self
-                .engine
-                .refuse_users_of_diskless(&path.device, deadline)?;
+            let unseen = refuse_users_of_diskless(self.engine, &path.device, deadline)?;
             NotLookedAt::merge(&mut self.receipt.not_looked_at, &unseen);
         }
         Ok(())
@@ -145,12 +151,11 @@ impl DetachRun<'_> {
             gone: false,
         };
         let policy = self.request.flush_policy;
-        let checked = self
-            .engine
-            .refuse_users_of_map(map, below, policy, call.deadline);
+        let checked = refuse_users_of_map(self.engine, map, below, policy, call.deadline);
         let done = checked.and_then(|not_looked_at| {
             NotLookedAt::merge(&mut self.receipt.not_looked_at, &not_looked_at);
-            self.engine.remove_map(
+            remove_map(
+                self.engine,
                 map,
                 (self.daemon.as_ref(), self.request, replaced),
                 &mut self.maps,
@@ -213,8 +218,8 @@ impl DetachRun<'_> {
         let policy = self.request.flush_policy;
         let watch = &mut one.watch;
         match &one.path.identity_now {
-            PathIdentity::Replaced { .. } => self.engine.claim_replaced(disk, watch, deadline),
-            _ => self.engine.claim(disk, policy, watch, deadline),
+            PathIdentity::Replaced { .. } => claim_replaced(self.engine, disk, watch, deadline),
+            _ => claim_disk(self.engine, disk, policy, watch, deadline),
         }
         .map(Some)
     }
@@ -264,8 +269,10 @@ fn delete(engine: &Engine, mut one: ClaimedPath, deadline: Deadline) -> Result<(
     }
     let device = &one.path.device;
     match (&one.path.disk, one.claim.take()) {
-        (Some(disk), Some(claim)) => engine.delete(device, disk, claim, &mut one.watch, deadline),
-        _ => engine.delete_diskless(device, &mut one.watch, deadline),
+        (Some(disk), Some(claim)) => {
+            delete_disk(engine, device, disk, claim, &mut one.watch, deadline)
+        }
+        _ => delete_diskless(engine, device, &mut one.watch, deadline),
     }
 }
 

@@ -1,11 +1,10 @@
 //! The state of a SCSI detach.
 
-use crate::engine::Engine;
 use crate::engine::detach::DetachRequest;
 use crate::engine::detach::receipt::{PathReceipt, Receipt};
-use crate::engine::first_names;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
+use crate::engine::{Engine, first_names};
 use crate::error::Result;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use crate::deadline::Backoff;
 use crate::engine::Engine;
+use crate::engine::attach::addresses::{are_scanned, lock_addresses, wait_for_scans};
 use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::{DetachFailure, PathReceipt, Receipt};
 use crate::engine::detach::resolve::ResolvedUnit;
 use crate::engine::detach::run::DetachRun;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
-use crate::engine::unit::place::refuse_weak_name;
-use crate::engine::unit::{KnownPath, mismatch};
+use crate::engine::unit::place::{lookalikes, may_be_one_unit, refuse_weak_name};
+use crate::engine::unit::{KnownPath, devices_named, lock_unit, mismatch, paths_of};
 use crate::engine::usage::claim::FlushPolicy;
 use crate::engine::usage::failed_flush::{self, LossMarks};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -18,204 +19,209 @@ use crate::id::{Addressing, Hctl, Lun, Wwid};
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 
-impl Engine {
-    /// Detaches the unit with all its paths, and then what outlived scans bring: a path
-    /// that hangs holds up no other.
-    pub(super) fn detach_scsi(
-        &self,
-        resolved: &ResolvedUnit,
-        request: &DetachRequest,
-        call: &mut CallContext,
-    ) -> Result<Detachment, DetachFailure> {
-        call.enter(Stage::Lock);
-        let _locks = self.lock_addresses(resolved.locked_addresses(), call.deadline)?;
-        // This looks first: the devices of a scan that has ended by then are found below.
-        let may_come = self.are_scanned(&resolved.addresses)?;
-        let done = self.detach_present(resolved, request, call)?;
-        if !may_come {
-            return Ok(done);
-        }
-        call.enter(Stage::Lock);
-        let late = match self.wait_for_scans(&resolved.addresses, call.deadline) {
-            Ok(()) => self.detach_present(resolved, request, call),
-            Err(error) => Err(error.into()),
-        };
-        match late {
-            Ok(late) => Ok(done.and(late)),
-            Err(failure) => Err(failure.after_part(done.receipt)),
-        }
+/// Detaches the unit with all its paths, and then what outlived scans bring: a path
+/// that hangs holds up no other.
+pub(super) fn detach_scsi(
+    engine: &Engine,
+    resolved: &ResolvedUnit,
+    request: &DetachRequest,
+    call: &mut CallContext,
+) -> Result<Detachment, DetachFailure> {
+    call.enter(Stage::Lock);
+    let _locks = lock_addresses(engine, resolved.locked_addresses(), call.deadline)?;
+    // This looks first: the devices of a scan that has ended by then are found below.
+    let may_come = are_scanned(engine, &resolved.addresses)?;
+    let done = detach_present(engine, resolved, request, call)?;
+    if !may_come {
+        return Ok(done);
     }
-
-    /// Detaches the unit with all its paths. The caller holds the locks of its addresses.
-    fn detach_present(
-        &self,
-        resolved: &ResolvedUnit,
-        request: &DetachRequest,
-        call: &mut CallContext,
-    ) -> Result<Detachment, DetachFailure> {
-        let deadline = call.deadline;
-        call.enter(Stage::Identify);
-        let named_devices = self.named_devices(resolved, request.expected.as_ref())?;
-        let known = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
-        let unit = self.unit_of(resolved, &known, request.expected.as_ref())?;
-        self.refuse_unproven_alias(resolved, &known, &unit)?;
-
-        call.enter(Stage::Lock);
-        let _lock = self.lock_unit(&unit.names, deadline)?;
-
-        let mut run = DetachRun {
-            engine: self,
-            request,
-            named_devices,
-            map: resolved.map.clone(),
-            maps: self.hub().watch("virtual"),
-            daemon: Daemon::find(self.roots())?,
-            receipt: Receipt {
-                names: unit.names.clone(),
-                ..Receipt::default()
-            },
-            unit,
-            devices: Vec::new(),
-            first_paths: Vec::new(),
-            timed_out: false,
-            holder_vanished: false,
-            replaced: Vec::new(),
-        };
-        // All known paths enter the receipt: this call does not flush a path that another
-        // process removes.
-        for path in &known {
-            run.add_to_receipt(path)?;
-        }
-        let first_devices: Vec<ScsiDevice> = known.iter().map(|path| path.device.clone()).collect();
-        run.first_paths = known;
-        let gone = retry_until_gone(&mut run, call);
-        run.read_back();
-        match gone.and_then(|()| run.wait_for_removals(deadline)) {
-            Ok(mut doubts) => {
-                match self.lookalikes(&run.unit, &first_devices) {
-                    Ok(more) => doubts.extend(more),
-                    Err(error) => return Err(DetachFailure::new(error, run.receipt)),
-                }
-                let names = &run.receipt.names;
-                let loss_marks = match request.flush_policy {
-                    FlushPolicy::Require => LossMarks::Keep,
-                    FlushPolicy::Abandon => LossMarks::Remove,
-                };
-                doubts.extend(failed_flush::purge_stale(self.roots(), names, loss_marks));
-                Ok(detachment(run.receipt, doubts, resolved))
-            }
-            Err(error) => Err(DetachFailure::new(error, run.receipt)),
-        }
+    call.enter(Stage::Lock);
+    let late = match wait_for_scans(engine, &resolved.addresses, call.deadline) {
+        Ok(()) => detach_present(engine, resolved, request, call),
+        Err(error) => Err(error.into()),
+    };
+    match late {
+        Ok(late) => Ok(done.and(late)),
+        Err(failure) => Err(failure.after_part(done.receipt)),
     }
+}
 
-    /// The named devices that are there.
-    pub(in crate::engine) fn named_devices(
-        &self,
-        resolved: &ResolvedUnit,
-        expected: Option<&Wwid>,
-    ) -> Result<Vec<ScsiDevice>> {
-        let mut named_devices = Vec::new();
-        for &hctl in &resolved.addresses {
-            named_devices.extend(ScsiDevice::find(self.roots(), hctl)?);
-        }
-        // A device that is gone, or was replaced by a new one, names nothing.
-        named_devices.extend(resolved.device.clone().filter(ScsiDevice::is_there));
-        if let Some(map) = &resolved.map {
-            for disk in map.paths()? {
-                named_devices.extend(ScsiDevice::of_disk(&disk)?);
-            }
-        }
-        let name = resolved.name.as_ref().or(expected);
-        match name.filter(|_| named_devices.is_empty()) {
-            Some(name) if name.is_unique() => named_devices = self.devices_named(name)?,
-            // A weak name that the caller only expects names no device.
-            Some(name) if resolved.name.is_some() => {
-                let devices = self.devices_named(name)?;
-                if !devices.is_empty() {
-                    return Err(refuse_weak_name(name, &devices));
-                }
-            }
-            _ => {}
-        }
-        Ok(named_devices)
+/// Detaches the unit with all its paths. The caller holds the locks of its addresses.
+fn detach_present(
+    engine: &Engine,
+    resolved: &ResolvedUnit,
+    request: &DetachRequest,
+    call: &mut CallContext,
+) -> Result<Detachment, DetachFailure> {
+    let deadline = call.deadline;
+    call.enter(Stage::Identify);
+    let named_devices = named_devices(engine, resolved, request.expected.as_ref())?;
+    let known = paths_of(
+        engine,
+        &Identity::default(),
+        &named_devices,
+        Vec::new(),
+        deadline,
+    )?;
+    let unit = unit_of(engine, resolved, &known, request.expected.as_ref())?;
+    refuse_unproven_alias(engine, resolved, &known, &unit)?;
+
+    call.enter(Stage::Lock);
+    let _lock = lock_unit(engine, &unit.names, deadline)?;
+
+    let mut run = DetachRun {
+        engine,
+        request,
+        named_devices,
+        map: resolved.map.clone(),
+        maps: engine.hub().watch("virtual"),
+        daemon: Daemon::find(engine.roots())?,
+        receipt: Receipt {
+            names: unit.names.clone(),
+            ..Receipt::default()
+        },
+        unit,
+        devices: Vec::new(),
+        first_paths: Vec::new(),
+        timed_out: false,
+        holder_vanished: false,
+        replaced: Vec::new(),
+    };
+    // All known paths enter the receipt: this call does not flush a path that another
+    // process removes.
+    for path in &known {
+        run.add_to_receipt(path)?;
     }
-
-    /// Refuses where the unit may be at another LUN of the same target (1 and 16385).
-    /// Where nothing is at the address and the unit's name is unknown, "it is gone" would
-    /// be a guess.
-    fn refuse_unproven_alias(
-        &self,
-        resolved: &ResolvedUnit,
-        known: &[KnownPath],
-        unit: &Identity,
-    ) -> Result<()> {
-        if !known.is_empty() || !unit.names.is_empty() {
-            return Ok(());
-        }
-        for &hctl in &resolved.addresses {
-            let Some(lun) = alias(hctl.lun) else {
-                continue;
+    let first_devices: Vec<ScsiDevice> = known.iter().map(|path| path.device.clone()).collect();
+    run.first_paths = known;
+    let gone = retry_until_gone(&mut run, call);
+    run.read_back();
+    match gone.and_then(|()| run.wait_for_removals(deadline)) {
+        Ok(mut doubts) => {
+            match lookalikes(engine, &run.unit, &first_devices) {
+                Ok(more) => doubts.extend(more),
+                Err(error) => return Err(DetachFailure::new(error, run.receipt)),
+            }
+            let names = &run.receipt.names;
+            let loss_marks = match request.flush_policy {
+                FlushPolicy::Require => LossMarks::Keep,
+                FlushPolicy::Abandon => LossMarks::Remove,
             };
-            let other = Hctl { lun, ..hctl };
-            if ScsiDevice::find(self.roots(), other)?.is_some() {
-                let message = format!(
-                    "there is no device at {hctl}, but {other} is attached and may be the same \
-                     unit: name that address, or the unit's name (--expect)"
-                );
-                return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
-            }
+            doubts.extend(failed_flush::purge_stale(engine.roots(), names, loss_marks));
+            Ok(detachment(run.receipt, doubts, resolved))
         }
-        Ok(())
+        Err(error) => Err(DetachFailure::new(error, run.receipt)),
     }
+}
 
-    /// The identity of the unit, from all devices that report it. A device that another
-    /// process is removing is left out, since its identity is no longer known.
-    ///
-    /// # Errors
-    /// `IdentityMismatch` where the named devices belong to several units, or to another
-    /// unit than the caller expects: nothing is touched.
-    pub(in crate::engine) fn unit_of(
-        &self,
-        resolved: &ResolvedUnit,
-        known: &[KnownPath],
-        expected: Option<&Wwid>,
-    ) -> Result<Identity> {
-        let mut names: BTreeSet<Wwid> = resolved.name.iter().cloned().collect();
-        names.extend(resolved.map.as_ref().and_then(Map::wwid));
-        let mut first: Option<&KnownPath> = None;
-        for path in known.iter().filter(|path| !path.is_being_removed) {
-            let identity = path.identity_now.of();
-            let hctl = path.device.hctl();
-            if let Some(expected) = expected
-                && !identity.is(expected)
-            {
-                return Err(mismatch(expected, &hctl.to_string(), identity));
-            }
-            if let Some(first) = first
-                && !self.may_be_one_unit(
-                    (&first.device, first.identity_now.of()),
-                    (&path.device, identity),
-                )
-            {
-                let message = format!(
-                    "{} is {} and {hctl} is {identity}: these are two units; name one",
-                    first.device.hctl(),
-                    first.identity_now.of()
-                );
-                let error = Error::new(ErrorKind::IdentityMismatch, message);
-                return Err(error.at(Stage::Identify).with_found(&identity.names));
-            }
-            first.get_or_insert(path);
-            names.extend(identity.names.iter().cloned());
-        }
-        names.extend(expected.cloned());
-        let mut staying = known.iter().filter(|path| !path.is_being_removed);
-        let serial = staying.find_map(|path| path.identity_now.of().serial.clone());
-        Ok(Identity {
-            serial,
-            ..Identity::of(names)
-        })
+/// The named devices that are there.
+pub(in crate::engine) fn named_devices(
+    engine: &Engine,
+    resolved: &ResolvedUnit,
+    expected: Option<&Wwid>,
+) -> Result<Vec<ScsiDevice>> {
+    let mut named_devices = Vec::new();
+    for &hctl in &resolved.addresses {
+        named_devices.extend(ScsiDevice::find(engine.roots(), hctl)?);
     }
+    // A device that is gone, or was replaced by a new one, names nothing.
+    named_devices.extend(resolved.device.clone().filter(ScsiDevice::is_there));
+    if let Some(map) = &resolved.map {
+        for disk in map.paths()? {
+            named_devices.extend(ScsiDevice::of_disk(&disk)?);
+        }
+    }
+    let name = resolved.name.as_ref().or(expected);
+    match name.filter(|_| named_devices.is_empty()) {
+        Some(name) if name.is_unique() => named_devices = devices_named(engine, name)?,
+        // A weak name that the caller only expects names no device.
+        Some(name) if resolved.name.is_some() => {
+            let devices = devices_named(engine, name)?;
+            if !devices.is_empty() {
+                return Err(refuse_weak_name(name, &devices));
+            }
+        }
+        _ => {}
+    }
+    Ok(named_devices)
+}
+
+/// Refuses where the unit may be at another LUN of the same target (1 and 16385).
+/// Where nothing is at the address and the unit's name is unknown, "it is gone" would
+/// be a guess.
+fn refuse_unproven_alias(
+    engine: &Engine,
+    resolved: &ResolvedUnit,
+    known: &[KnownPath],
+    unit: &Identity,
+) -> Result<()> {
+    if !known.is_empty() || !unit.names.is_empty() {
+        return Ok(());
+    }
+    for &hctl in &resolved.addresses {
+        let Some(lun) = alias(hctl.lun) else {
+            continue;
+        };
+        let other = Hctl { lun, ..hctl };
+        if ScsiDevice::find(engine.roots(), other)?.is_some() {
+            let message = format!(
+                "there is no device at {hctl}, but {other} is attached and may be the same \
+                 unit: name that address, or the unit's name (--expect)"
+            );
+            return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
+        }
+    }
+    Ok(())
+}
+
+/// The identity of the unit, from all devices that report it. A device that another
+/// process is removing is left out, since its identity is no longer known.
+///
+/// # Errors
+/// `IdentityMismatch` where the named devices belong to several units, or to another
+/// unit than the caller expects: nothing is touched.
+pub(in crate::engine) fn unit_of(
+    engine: &Engine,
+    resolved: &ResolvedUnit,
+    known: &[KnownPath],
+    expected: Option<&Wwid>,
+) -> Result<Identity> {
+    let mut names: BTreeSet<Wwid> = resolved.name.iter().cloned().collect();
+    names.extend(resolved.map.as_ref().and_then(Map::wwid));
+    let mut first: Option<&KnownPath> = None;
+    for path in known.iter().filter(|path| !path.is_being_removed) {
+        let identity = path.identity_now.of();
+        let hctl = path.device.hctl();
+        if let Some(expected) = expected
+            && !identity.is(expected)
+        {
+            return Err(mismatch(expected, &hctl.to_string(), identity));
+        }
+        if let Some(first) = first
+            && !may_be_one_unit(
+                engine,
+                (&first.device, first.identity_now.of()),
+                (&path.device, identity),
+            )
+        {
+            let message = format!(
+                "{} is {} and {hctl} is {identity}: these are two units; name one",
+                first.device.hctl(),
+                first.identity_now.of()
+            );
+            let error = Error::new(ErrorKind::IdentityMismatch, message);
+            return Err(error.at(Stage::Identify).with_found(&identity.names));
+        }
+        first.get_or_insert(path);
+        names.extend(identity.names.iter().cloned());
+    }
+    names.extend(expected.cloned());
+    let mut staying = known.iter().filter(|path| !path.is_being_removed);
+    let serial = staying.find_map(|path| path.identity_now.of().serial.clone());
+    Ok(Identity {
+        serial,
+        ..Identity::of(names)
+    })
 }
 
 /// The other address of a unit whose number is below 256.

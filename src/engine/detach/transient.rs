@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use crate::deadline::Deadline;
+use crate::engine::detach::remove_map::refuse_users_of_map;
 use crate::engine::detach::run::DetachRun;
+use crate::engine::unit::paths_of;
 use crate::engine::usage::claim::FlushPolicy;
-use crate::engine::usage::{Extent, Removal, Usage};
+use crate::engine::usage::{Extent, Removal, Usage, users_of_each};
 use crate::error::{Error, ErrorKind, Stage};
 use crate::kernel::blockdev::BlockDevice;
 
@@ -37,21 +39,23 @@ impl DetachRun<'_> {
         let roots = self.engine.roots();
         let look = || {
             let at_once = Deadline::after(Duration::ZERO);
-            let paths =
-                self.engine
-                    .paths_of(&self.unit, &self.named_devices, Vec::new(), at_once)?;
+            let paths = paths_of(
+                self.engine,
+                &self.unit,
+                &self.named_devices,
+                Vec::new(),
+                at_once,
+            )?;
             let map = self.map_of(&paths)?;
             if let Some(map) = &map {
                 let below = map.paths()?;
                 let policy = FlushPolicy::Require;
-                let checked = self
-                    .engine
-                    .refuse_users_of_map(map, &below, policy, deadline);
+                let checked = refuse_users_of_map(self.engine, map, &below, policy, deadline);
                 return Ok(Some(checked.is_ok()));
             }
             let disks = paths.iter().filter_map(|path| path.disk.as_ref());
             let disks: Vec<&BlockDevice> = disks.collect();
-            let all = self.engine.users_of_each(&disks, Extent::All, deadline)?;
+            let all = users_of_each(self.engine, &disks, Extent::All, deadline)?;
             let removal = Removal::Map {
                 beside_own_flush: false,
             };

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::deadline::Deadline;
+use crate::engine::inventory::unit_behind;
 use crate::engine::{Engine, InventoryUnit};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::DevNo;
@@ -54,7 +55,7 @@ impl Engine {
     pub fn capacity(&self, node: &Path, deadline: Deadline) -> Result<Capacity> {
         let at = |error: Error| error.at(Stage::Resolve);
         let devno = blockdev::devno_at(self.roots(), node).map_err(at)?;
-        let Some(unit) = self.unit_behind(devno).map_err(at)? else {
+        let Some(unit) = unit_behind(self, devno).map_err(at)? else {
             let message = "it is neither a SCSI unit nor a connected NBD device";
             let error = Error::new(ErrorKind::NotSupported, message);
             return Err(at(error).with_path(node));
@@ -77,14 +78,14 @@ impl Engine {
         let file_system_queries: Vec<_> = mounted
             .into_values()
             .map(|mount| {
-                let path = self.path_in_this_process(mount);
+                let path = path_in_this_process(self, mount);
                 let read = move || file_system::read(&path);
                 (mount, self.file_system_queries.ask(mount.device, read))
             })
             .collect();
         let answers = file_system_queries.into_iter().map(|(mount, query)| {
             let answer = query.and_then(|query| query.wait(&mount.path, deadline));
-            let usage = answer.and_then(|answer| self.check(mount, answer, deadline));
+            let usage = answer.and_then(|answer| require_answer_of(self, mount, answer, deadline));
             let (usage, error) = match usage {
                 Ok(usage) => (Some(usage), None),
                 Err(error) => (None, Some(error)),
@@ -99,35 +100,35 @@ impl Engine {
         });
         answers.collect()
     }
+}
 
-    /// The path under which this process sees a mount.
-    fn path_in_this_process(&self, mount: &Mount) -> PathBuf {
-        let Some(pid) = mount.pid else {
-            return mount.path.clone();
-        };
-        let root = self.roots().proc.join(format!("{pid}/root"));
-        root.join(mount.path.strip_prefix("/").unwrap_or(&mount.path))
-    }
+/// The path under which this process sees a mount.
+fn path_in_this_process(engine: &Engine, mount: &Mount) -> PathBuf {
+    let Some(pid) = mount.pid else {
+        return mount.path.clone();
+    };
+    let root = engine.roots().proc.join(format!("{pid}/root"));
+    root.join(mount.path.strip_prefix("/").unwrap_or(&mount.path))
+}
 
-    /// Checks that the requested file system answered: after an unmount the directory
-    /// below it does.
-    fn check(
-        &self,
-        mount: &Mount,
-        (usage, device): (Usage, DevNo),
-        deadline: Deadline,
-    ) -> Result<Usage> {
-        // btrfs has a device number of its own for each subvolume.
-        let is_it = if device.major == 0 {
-            let mounts = mounts::read_mounts(self.roots(), deadline)?;
-            mounts.found.contains(mount)
-        } else {
-            device == mount.device
-        };
-        if is_it {
-            return Ok(usage);
-        }
-        let message = format!("it was unmounted from {} meanwhile", mount.path.display());
-        Err(Error::new(ErrorKind::Vanished, message).at(Stage::Measure))
+/// Checks that the requested file system answered: after an unmount the directory
+/// below it does.
+fn require_answer_of(
+    engine: &Engine,
+    mount: &Mount,
+    (usage, device): (Usage, DevNo),
+    deadline: Deadline,
+) -> Result<Usage> {
+    // btrfs has a device number of its own for each subvolume.
+    let is_it = if device.major == 0 {
+        let mounts = mounts::read_mounts(engine.roots(), deadline)?;
+        mounts.found.contains(mount)
+    } else {
+        device == mount.device
+    };
+    if is_it {
+        return Ok(usage);
     }
+    let message = format!("it was unmounted from {} meanwhile", mount.path.display());
+    Err(Error::new(ErrorKind::Vanished, message).at(Stage::Measure))
 }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::mem;
 
-use super::users::MachineUsers;
-use super::{InventoryMap, InventoryPath, InventoryUnit, ScsiUnit, UnitKind};
+use crate::engine::inventory::users::MachineUsers;
+use crate::engine::inventory::{InventoryMap, InventoryPath, InventoryUnit, ScsiUnit, UnitKind};
 use crate::error::Result;
 use crate::id::{Lun, Wwid};
 use crate::kernel::Roots;

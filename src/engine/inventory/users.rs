@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::{InventoryUnit, UnitKind};
 use crate::deadline::Deadline;
+use crate::engine::inventory::{InventoryUnit, UnitKind};
 use crate::engine::usage::NotLookedAt;
 use crate::error::Result;
 use crate::id::DevNo;

@@ -18,15 +18,15 @@ use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::iscsi::recovery::attempt::AttemptDone;
+use crate::engine::iscsi::recovery::state::RecoveryState;
 use crate::error::Result;
 use crate::id::SessionId;
 use crate::iscsi::{Digests, SessionWaker, SessionWatch};
 use crate::kernel::Roots;
 use crate::scsi::CallScheduler;
-use attempt::AttemptDone;
 pub use options::SessionRecoveryOptions;
 pub use report::{SessionRecoveryOutcome, SessionRecoveryReport};
-use state::RecoveryState;
 
 /// How often the sessions are looked at without a notice of the kernel, which may have had no
 /// memory to send one.

@@ -155,152 +155,149 @@ fn end_unless(
     Ok(true)
 }
 
-impl Engine {
-    /// Whether one of lunbd's sessions is behind these SCSI hosts.
-    pub(in crate::engine) fn has_own_session(&self, hosts: &BTreeSet<HostNo>) -> Result<bool> {
-        for host in hosts {
-            for session in IscsiSession::of_host(self.roots(), *host)? {
-                if session.is_lunbd_owned()? {
-                    return Ok(true);
-                }
-            }
-        }
-        Ok(false)
-    }
-
-    /// The hosts of lunbd's sessions with this target whose logout is unfinished, since its
-    /// process may have died before the last step.
-    pub(in crate::engine) fn hosts_of_unfinished_logouts(
-        &self,
-        target: &Iqn,
-    ) -> Result<BTreeSet<HostNo>> {
-        let mut hosts = BTreeSet::new();
-        for session in IscsiSession::all(self.roots())? {
-            let target_name = match session.name()? {
-                Some(name) => Some(name.target),
-                None => session.unbound_endpoints()?.map(|(_, target)| target),
-            };
-            let is_ending = session.connection_status()? == Some(ConnectionStatus::Ending);
-            if is_ending && target_name.as_ref() == Some(target) && session.is_lunbd_owned()? {
-                hosts.extend(session.host()?);
-            }
-        }
-        Ok(hosts)
-    }
-
-    /// Logs out lunbd's sessions for these sources that have no devices: the process that
-    /// made one may have died before the first device appeared or after the last one went.
-    /// Also ends the sessions of logins that died before they set the names. Returns the
-    /// ended sessions.
-    ///
-    /// # Errors
-    /// The first failure, at stage `logout`.
-    #[cfg(feature = "journal")]
-    pub(in crate::engine) fn end_sessions_of(
-        &self,
-        sources: &[Source],
-        initiator: &Iqn,
-        deadline: Deadline,
-    ) -> Result<Vec<SessionId>> {
-        let roots = self.roots();
-        let mut ended =
-            destroy_incomplete(roots, deadline).map_err(|error| error.at(Stage::Logout))?;
-        for session in IscsiSession::all(roots)? {
-            let leads_to = |target: &Iqn, portal: Option<&Portal>| {
-                sources.iter().any(|source| match source {
-                    Source::Iscsi(uri) => {
-                        *uri.target() == *target
-                            && portal.is_none_or(|portal| uri.portals().contains(portal))
-                    }
-                    _ => false,
-                })
-            };
-            let is_for_sources = match session.name()? {
-                Some(name) => {
-                    name.initiator == *initiator && leads_to(&name.target, Some(&name.portal))
-                }
-                // The process of its logout may have died before the last step.
-                None => session
-                    .unbound_endpoints()?
-                    .is_some_and(|(from, target)| from == *initiator && leads_to(&target, None)),
-            };
-            if is_for_sources
-                && end_if_unused(roots, &session, deadline)
-                    .map_err(|error| error.at(Stage::Logout))?
-            {
-                ended.push(session.id());
-            }
-        }
-        Ok(ended)
-    }
-
-    /// lunbd's sessions that are not in `sessions` but have the same initiator and target as
-    /// one that is: other routes to the same units.
-    fn with_same_targets(&self, sessions: &[IscsiSession]) -> Result<Vec<IscsiSession>> {
-        let endpoints = |session: &IscsiSession| {
-            let named = session.name()?.map(|name| (name.initiator, name.target));
-            Ok::<_, Error>(named.or(session.unbound_endpoints()?))
-        };
-        let mut known = BTreeSet::new();
-        for session in sessions {
+/// Whether one of lunbd's sessions is behind these SCSI hosts.
+pub(in crate::engine) fn has_own_session(
+    engine: &Engine,
+    hosts: &BTreeSet<HostNo>,
+) -> Result<bool> {
+    for host in hosts {
+        for session in IscsiSession::of_host(engine.roots(), *host)? {
             if session.is_lunbd_owned()? {
-                known.extend(endpoints(session)?);
+                return Ok(true);
             }
         }
-        let mut others = Vec::new();
-        for session in IscsiSession::all(self.roots())? {
-            let leads_there = endpoints(&session)?.is_some_and(|names| known.contains(&names));
-            if leads_there && !sessions.contains(&session) && session.is_lunbd_owned()? {
-                others.push(session);
-            }
-        }
-        Ok(others)
     }
+    Ok(false)
+}
 
-    /// Logs out lunbd's unused sessions behind these SCSI hosts, all at once, and those
-    /// with the same targets, which an attach may have made without using them. Returns the
-    /// ended sessions.
-    ///
-    /// # Errors
-    /// The first failure, at stage `logout`, after all logouts have ended.
-    pub(in crate::engine) fn end_unused_sessions(
-        &self,
-        hosts: &BTreeSet<HostNo>,
-        deadline: Deadline,
-    ) -> Result<Vec<SessionId>> {
-        let roots = self.roots();
-        let mut sessions = Vec::new();
-        for host in hosts {
-            sessions.extend(IscsiSession::of_host(roots, *host)?);
-        }
-        let others = self
-            .with_same_targets(&sessions)
-            .map_err(|error| error.at(Stage::Logout))?;
-        sessions.extend(others.iter().cloned());
-        let end = |session: &IscsiSession| {
-            if others.contains(session) {
-                return Ok(end_unused_best_effort(roots, session, deadline));
-            }
-            end_if_unused(roots, session, deadline)
+/// The hosts of lunbd's sessions with this target whose logout is unfinished, since its
+/// process may have died before the last step.
+pub(in crate::engine) fn hosts_of_unfinished_logouts(
+    engine: &Engine,
+    target: &Iqn,
+) -> Result<BTreeSet<HostNo>> {
+    let mut hosts = BTreeSet::new();
+    for session in IscsiSession::all(engine.roots())? {
+        let target_name = match session.name()? {
+            Some(name) => Some(name.target),
+            None => session.unbound_endpoints()?.map(|(_, target)| target),
         };
-        let done: Vec<Result<bool>> = match sessions.as_slice() {
-            [] => return Ok(Vec::new()),
-            [one] => vec![end(one)],
-            several => pool::each(Stage::Logout, several, end)
-                .into_iter()
-                .map(|ended| ended.and_then(|done| done))
-                .collect(),
-        };
-        let mut ended = Vec::new();
-        for (session, done) in sessions.iter().zip(done) {
-            match done {
-                Ok(true) => ended.push(session.id()),
-                Ok(false) => {}
-                Err(error) => return Err(error.at(Stage::Logout)),
-            }
+        let is_ending = session.connection_status()? == Some(ConnectionStatus::Ending);
+        if is_ending && target_name.as_ref() == Some(target) && session.is_lunbd_owned()? {
+            hosts.extend(session.host()?);
         }
-        Ok(ended)
     }
+    Ok(hosts)
+}
+
+/// Logs out lunbd's sessions for these sources that have no devices: the process that
+/// made one may have died before the first device appeared or after the last one went.
+/// Also ends the sessions of logins that died before they set the names. Returns the
+/// ended sessions.
+///
+/// # Errors
+/// The first failure, at stage `logout`.
+#[cfg(feature = "journal")]
+pub(in crate::engine) fn end_sessions_of(
+    engine: &Engine,
+    sources: &[Source],
+    initiator: &Iqn,
+    deadline: Deadline,
+) -> Result<Vec<SessionId>> {
+    let roots = engine.roots();
+    let mut ended = destroy_incomplete(roots, deadline).map_err(|error| error.at(Stage::Logout))?;
+    for session in IscsiSession::all(roots)? {
+        let leads_to = |target: &Iqn, portal: Option<&Portal>| {
+            sources.iter().any(|source| match source {
+                Source::Iscsi(uri) => {
+                    *uri.target() == *target
+                        && portal.is_none_or(|portal| uri.portals().contains(portal))
+                }
+                _ => false,
+            })
+        };
+        let is_for_sources = match session.name()? {
+            Some(name) => {
+                name.initiator == *initiator && leads_to(&name.target, Some(&name.portal))
+            }
+            // The process of its logout may have died before the last step.
+            None => session
+                .unbound_endpoints()?
+                .is_some_and(|(from, target)| from == *initiator && leads_to(&target, None)),
+        };
+        if is_for_sources
+            && end_if_unused(roots, &session, deadline).map_err(|error| error.at(Stage::Logout))?
+        {
+            ended.push(session.id());
+        }
+    }
+    Ok(ended)
+}
+
+/// lunbd's sessions that are not in `sessions` but have the same initiator and target as
+/// one that is: other routes to the same units.
+fn with_same_targets(engine: &Engine, sessions: &[IscsiSession]) -> Result<Vec<IscsiSession>> {
+    let endpoints = |session: &IscsiSession| {
+        let named = session.name()?.map(|name| (name.initiator, name.target));
+        Ok::<_, Error>(named.or(session.unbound_endpoints()?))
+    };
+    let mut known = BTreeSet::new();
+    for session in sessions {
+        if session.is_lunbd_owned()? {
+            known.extend(endpoints(session)?);
+        }
+    }
+    let mut others = Vec::new();
+    for session in IscsiSession::all(engine.roots())? {
+        let leads_there = endpoints(&session)?.is_some_and(|names| known.contains(&names));
+        if leads_there && !sessions.contains(&session) && session.is_lunbd_owned()? {
+            others.push(session);
+        }
+    }
+    Ok(others)
+}
+
+/// Logs out lunbd's unused sessions behind these SCSI hosts, all at once, and those
+/// with the same targets, which an attach may have made without using them. Returns the
+/// ended sessions.
+///
+/// # Errors
+/// The first failure, at stage `logout`, after all logouts have ended.
+pub(in crate::engine) fn end_unused_sessions(
+    engine: &Engine,
+    hosts: &BTreeSet<HostNo>,
+    deadline: Deadline,
+) -> Result<Vec<SessionId>> {
+    let roots = engine.roots();
+    let mut sessions = Vec::new();
+    for host in hosts {
+        sessions.extend(IscsiSession::of_host(roots, *host)?);
+    }
+    let others = with_same_targets(engine, &sessions).map_err(|error| error.at(Stage::Logout))?;
+    sessions.extend(others.iter().cloned());
+    let end = |session: &IscsiSession| {
+        if others.contains(session) {
+            return Ok(end_unused_best_effort(roots, session, deadline));
+        }
+        end_if_unused(roots, session, deadline)
+    };
+    let done: Vec<Result<bool>> = match sessions.as_slice() {
+        [] => return Ok(Vec::new()),
+        [one] => vec![end(one)],
+        several => pool::each(Stage::Logout, several, end)
+            .into_iter()
+            .map(|ended| ended.and_then(|done| done))
+            .collect(),
+    };
+    let mut ended = Vec::new();
+    for (session, done) in sessions.iter().zip(done) {
+        match done {
+            Ok(true) => ended.push(session.id()),
+            Ok(false) => {}
+            Err(error) => return Err(error.at(Stage::Logout)),
+        }
+    }
+    Ok(ended)
 }
 
 #[cfg(test)]

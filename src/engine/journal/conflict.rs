@@ -1,8 +1,8 @@
 //! The conflicts that are refused before anything is done: two volumes on one device, and
 //! one volume from two sources.
 
-use super::record::Record;
-use super::spec::{NbdSpec, VolumeSpec};
+use crate::engine::journal::record::Record;
+use crate::engine::journal::spec::{NbdSpec, VolumeSpec};
 use crate::engine::unit::place::{PathPlace, PlaceComparison};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex, Source, VolumeId, Wwid};

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::file::BEING_WRITTEN;
+use crate::engine::journal::file::BEING_WRITTEN;
 use crate::error::Result;
 use crate::id::VolumeId;
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::format::digest;
 use crate::crash::point;
+use crate::engine::journal::format::digest;
 use crate::error::{Error, Result};
 use crate::id::VolumeId;
 

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use super::record::Record;
+use crate::engine::journal::record::Record;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
 /// The beginning of a record. The version follows it.

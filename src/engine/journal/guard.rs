@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::conflict::{self, Reservation};
-use super::record::{Detached, Record};
-use super::spec::VolumeSpec;
-use super::{InFlight, Journal, Shared, file};
 use crate::crash::point;
 use crate::deadline::Deadline;
+use crate::engine::journal::conflict::{self, Reservation};
+use crate::engine::journal::record::{Detached, Record};
+use crate::engine::journal::spec::VolumeSpec;
+use crate::engine::journal::{InFlight, Journal, Shared, file};
 use crate::engine::unit::place::PathPlace;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, VolumeId};

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
-use super::failing::{self, FAILING};
-use super::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
-use super::format::{Fault, FaultKind, LONGEST, Problem};
-use super::record::Record;
-use super::view::JournalView;
 use crate::crash::point;
+use crate::engine::journal::failing::{self, FAILING};
+use crate::engine::journal::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
+use crate::engine::journal::format::{Fault, FaultKind, LONGEST, Problem};
+use crate::engine::journal::record::Record;
+use crate::engine::journal::view::JournalView;
 use crate::engine::lock::lock_file::{self, Locked};
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::VolumeId;

@@ -2,9 +2,9 @@
 
 use std::fs::{self};
 
-use super::failing::{FAILING, Failing, write};
 use crate::deadline::Deadline;
 use crate::engine::journal::Journal;
+use crate::engine::journal::failing::{FAILING, Failing, write};
 use crate::error::{Error, Result, Stage};
 use crate::kernel::worker;
 

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::spec::VolumeSpec;
+use crate::engine::journal::spec::VolumeSpec;
 use crate::engine::{Attachment, Detachment, NbdOptions, NotLookedAt, Unit};
 use crate::id::{ContentName, DevNo, DiskSeq, NbdIndex, VolumeId, Wwid};
 use crate::nbd::TlsInfo;

@@ -5,10 +5,10 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::format::Fault;
-use super::open::is_set_aside;
-use super::{Journal, Record, file, open};
 use crate::deadline::Deadline;
+use crate::engine::journal::format::Fault;
+use crate::engine::journal::open::is_set_aside;
+use crate::engine::journal::{Journal, Record, file, open};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 use crate::kernel::worker;

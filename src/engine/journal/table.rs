@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::conflict::Reservation;
-use super::record::{Detached, Record};
-use super::spec::VolumeSpec;
+use crate::engine::journal::conflict::Reservation;
+use crate::engine::journal::record::{Detached, Record};
+use crate::engine::journal::spec::VolumeSpec;
 use crate::id::{VolumeId, Wwid};
 
 /// The records as they are on the disk, and the volumes on which callers work.

@@ -1,9 +1,9 @@
 //! A journal as a process reads it without holding it.
 
-use super::conflict::Reservation;
-use super::failing::Failing;
-use super::format::Problem;
-use super::record::Record;
+use crate::engine::journal::conflict::Reservation;
+use crate::engine::journal::failing::Failing;
+use crate::engine::journal::format::Problem;
+use crate::engine::journal::record::Record;
 use crate::id::{Hctl, VolumeId};
 use crate::scsi::Identity;
 

@@ -5,12 +5,12 @@ use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
 use crate::deadline::Deadline;
-use crate::engine::HealOutcome;
-use crate::engine::HealReport;
 use crate::engine::attach::nbd_options::ContentRule;
+use crate::engine::nbd::backend::device_of_backend;
+use crate::engine::nbd::known::{current_links, require_no_less_tls};
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::telemetry::{self, Call};
-use crate::engine::{Engine, NbdOptions};
+use crate::engine::{Engine, HealOutcome, HealReport, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::pool;
@@ -47,8 +47,8 @@ impl Engine {
     /// [`HealOutcome::Failed`].
     pub fn heal(&self, deadline: Deadline) -> Result<Vec<HealReport>> {
         telemetry::measured(Call::Heal, || {
-            let mut reconnects = self.reconnects()?;
-            let reconnected = self.heal_all(reconnects.values_mut(), deadline).into_iter();
+            let mut reconnects = reconnects(self)?;
+            let reconnected = heal_all(self, reconnects.values_mut(), deadline).into_iter();
             let without_turn = |reconnect: &NbdReconnect| {
                 let what = format!("a thread that heals nbd{}", reconnect.index());
                 let error = Error::timed_out(Stage::Resolve, deadline, &what);
@@ -98,11 +98,11 @@ impl Engine {
             return Err(Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve));
         };
         let backend = options.backend_of(source);
-        let Some(device) = self.nbd_of(&backend)? else {
+        let Some(device) = device_of_backend(self, &backend)? else {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
-        self.require_no_less_tls(&device, uri, &backend)?;
+        require_no_less_tls(self, &device, uri, &backend)?;
         let reconnect = NbdReconnect::new(device, uri.clone(), backend, options.timeouts);
         Ok(ReconnectHandle(
             reconnect.with_content(options.content_rule()),
@@ -135,89 +135,86 @@ impl Engine {
         Ok(Healer {
             engine: self,
             deaths: dead_links.watch(None),
-            disconnected: self.reconnects()?,
+            disconnected: reconnects(self)?,
             look_at: Instant::now() + LOOK_AGAIN,
         })
     }
+}
 
-    /// Every device whose server is known: by our own link, or by a backend id
-    /// that is a URI.
-    fn reconnects(&self) -> Result<BTreeMap<NbdIndex, NbdReconnect>> {
-        let mut reconnects = BTreeMap::new();
-        for device in NbdDevice::all(self.roots())? {
-            reconnects.extend(
-                self.reconnect(device)?
-                    .map(|reconnect| (reconnect.index(), reconnect)),
-            );
-        }
-        Ok(reconnects)
+/// Every device whose server is known: by our own link, or by a backend id
+/// that is a URI.
+fn reconnects(engine: &Engine) -> Result<BTreeMap<NbdIndex, NbdReconnect>> {
+    let mut reconnects = BTreeMap::new();
+    for device in NbdDevice::all(engine.roots())? {
+        reconnects
+            .extend(reconnect(engine, device)?.map(|reconnect| (reconnect.index(), reconnect)));
     }
+    Ok(reconnects)
+}
 
-    fn reconnect(&self, device: NbdDevice) -> Result<Option<NbdReconnect>> {
-        let Some(backend) = device.backend()?.filter(|_| device.disk().dir().exists()) else {
-            return Ok(None);
+fn reconnect(engine: &Engine, device: NbdDevice) -> Result<Option<NbdReconnect>> {
+    let Some(backend) = device.backend()?.filter(|_| device.disk().dir().exists()) else {
+        return Ok(None);
+    };
+    let Ok(backend) = backend.parse::<BackendId>() else {
+        return Ok(None);
+    };
+    if let Some(link) = current_links(engine, &device).get(&device.index())
+        && link.backend == backend
+    {
+        let (uri, timeouts) = (link.uri.clone(), link.timeouts);
+        let rule = ContentRule {
+            expected: link.expected.clone(),
+            ..ContentRule::default()
         };
-        let Ok(backend) = backend.parse::<BackendId>() else {
-            return Ok(None);
-        };
-        if let Some(link) = self.links_beside(&device).get(&device.index())
-            && link.backend == backend
-        {
-            let (uri, timeouts) = (link.uri.clone(), link.timeouts);
-            let rule = ContentRule {
-                expected: link.expected.clone(),
-                ..ContentRule::default()
-            };
-            let reconnect = NbdReconnect::new(device, uri, backend, timeouts);
-            return Ok(Some(reconnect.with_content(rule)));
-        }
-        // Another process has connected it: the device keeps the timeouts of that process.
-        let unknown = NewTimeouts::default();
-        let uri = backend.as_str().parse::<NbdUri>().ok();
-        Ok(uri.map(|uri| NbdReconnect::new(device, uri, backend, unknown)))
+        let reconnect = NbdReconnect::new(device, uri, backend, timeouts);
+        return Ok(Some(reconnect.with_content(rule)));
     }
+    // Another process has connected it: the device keeps the timeouts of that process.
+    let unknown = NewTimeouts::default();
+    let uri = backend.as_str().parse::<NbdUri>().ok();
+    Ok(uri.map(|uri| NbdReconnect::new(device, uri, backend, unknown)))
+}
 
-    /// Heals all, [as many at once](pool::MAX_THREADS) as the pool has threads. If there are
-    /// more, those whose last turn is longest ago come first, and none has a second turn
-    /// before all have had one. The result of a device whose turn did not come by
-    /// `deadline` is `None`.
-    fn heal_all<'a>(
-        &self,
-        reconnects: impl Iterator<Item = &'a mut NbdReconnect>,
-        deadline: Deadline,
-    ) -> Vec<(&'a mut NbdReconnect, Option<HealReport>)> {
-        /// Longer than a working device and a working server take to answer.
-        const TURN: Duration = Duration::from_secs(2);
-        let mut reconnects: Vec<&mut NbdReconnect> = reconnects.collect();
-        reconnects.sort_by_key(|reconnect| reconnect.last_attempt());
-        let turn = if reconnects.len() > pool::MAX_THREADS {
-            TURN
-        } else {
-            Duration::MAX
-        };
-        let each = reconnects.iter_mut().map(|reconnect| &mut **reconnect);
-        let one = |reconnect: &mut NbdReconnect| {
-            let limit = deadline.at_most(turn);
-            let healing = reconnect.reconnect(self, limit);
-            let is_over = healing.outcome.serves() || !limit.has_passed();
-            (healing, is_over)
-        };
-        let reconnected = pool::round_robin(Stage::Resolve, each, deadline, one);
-        let failed = |reconnect: &NbdReconnect, error| reconnect.report(HealOutcome::Failed(error));
-        let reconnected =
-            reconnects
-                .into_iter()
-                .zip(reconnected)
-                .map(|(reconnect, reconnected)| {
-                    let healing =
-                        reconnected.map(|one| one.unwrap_or_else(|error| failed(reconnect, error)));
-                    if let Some(healing) = &healing {
-                        telemetry::heal_report(healing.outcome.as_str());
-                    }
-                    (reconnect, healing)
-                });
-        reconnected.collect()
-    }
+/// Heals all, [as many at once](pool::MAX_THREADS) as the pool has threads. If there are
+/// more, those whose last turn is longest ago come first, and none has a second turn
+/// before all have had one. The result of a device whose turn did not come by
+/// `deadline` is `None`.
+fn heal_all<'a>(
+    engine: &Engine,
+    reconnects: impl Iterator<Item = &'a mut NbdReconnect>,
+    deadline: Deadline,
+) -> Vec<(&'a mut NbdReconnect, Option<HealReport>)> {
+    /// Longer than a working device and a working server take to answer.
+    const TURN: Duration = Duration::from_secs(2);
+    let mut reconnects: Vec<&mut NbdReconnect> = reconnects.collect();
+    reconnects.sort_by_key(|reconnect| reconnect.last_attempt());
+    let turn = if reconnects.len() > pool::MAX_THREADS {
+        TURN
+    } else {
+        Duration::MAX
+    };
+    let each = reconnects.iter_mut().map(|reconnect| &mut **reconnect);
+    let one = |reconnect: &mut NbdReconnect| {
+        let limit = deadline.at_most(turn);
+        let healing = reconnect.reconnect(engine, limit);
+        let is_over = healing.outcome.serves() || !limit.has_passed();
+        (healing, is_over)
+    };
+    let reconnected = pool::round_robin(Stage::Resolve, each, deadline, one);
+    let failed = |reconnect: &NbdReconnect, error| reconnect.report(HealOutcome::Failed(error));
+    let reconnected = reconnects
+        .into_iter()
+        .zip(reconnected)
+        .map(|(reconnect, reconnected)| {
+            let healing =
+                reconnected.map(|one| one.unwrap_or_else(|error| failed(reconnect, error)));
+            if let Some(healing) = &healing {
+                telemetry::heal_report(healing.outcome.as_str());
+            }
+            (reconnect, healing)
+        });
+    reconnected.collect()
 }
 
 /// The reconnect of one NBD device: see [`Engine::reconnect_handle`].
@@ -290,7 +287,7 @@ impl Healer<'_> {
         let turn = deadline.at_most(TURN);
         let due = self.disconnected.values_mut();
         let due = due.filter(|reconnect| reconnect.next_try().is_none());
-        let reconnected = self.engine.heal_all(due, turn).into_iter();
+        let reconnected = heal_all(self.engine, due, turn).into_iter();
         let mut reports: Vec<HealReport> = reconnected.filter_map(|(_, healing)| healing).collect();
         reports.sort_by_key(|healing| healing.index);
         for healing in &reports {
@@ -327,14 +324,14 @@ impl Healer<'_> {
             LinkNotice::Dead(index) => {
                 let device = NbdDevice::find(self.engine.roots(), index)?;
                 let reconnect = device
-                    .map(|device| self.engine.reconnect(device))
+                    .map(|device| reconnect(self.engine, device))
                     .transpose()?;
                 if let Some(reconnect) = reconnect.flatten() {
                     self.add_device(index, reconnect).link_died();
                 }
             }
             LinkNotice::Resync => {
-                for (index, reconnect) in self.engine.reconnects()? {
+                for (index, reconnect) in reconnects(self.engine)? {
                     self.add_device(index, reconnect);
                 }
             }

@@ -13,11 +13,11 @@ use crate::deadline::{Backoff, Deadline, jittered};
 use crate::engine::Engine;
 use crate::engine::attach::nbd_options::ContentRule;
 use crate::engine::nbd::outcome::{HealOutcome, HealReport};
+use crate::engine::nbd::reconnect::server::{ONE_TRY, Server};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::Pending;
 use crate::nbd::{Connection, Difference, KnownContent, LinkState, NbdDevice, NewTimeouts};
-use server::{ONE_TRY, Server};
 
 /// A device, and what is known of its link.
 #[derive(Debug)]

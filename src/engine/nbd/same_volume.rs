@@ -12,10 +12,10 @@ mod places;
 
 use std::time::Duration;
 
-pub(in crate::engine) use self::places::Places;
-use self::places::{Sample, first_difference_of};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
+pub(in crate::engine) use crate::engine::nbd::same_volume::places::Places;
+use crate::engine::nbd::same_volume::places::{Sample, first_difference_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{NbdIndex, NbdUri};
 use crate::nbd::{Connection, FirstBytes, NbdDevice, is_other_content, spelt_content};
@@ -139,57 +139,62 @@ pub(in crate::engine) fn require_one_volume(
     }
 }
 
-impl Engine {
-    /// Compares the volume to which a new connection leads with that of a device that serves
-    /// I/O, and returns its first bytes.
-    ///
-    /// # Errors
-    /// `IdentityMismatch` at stage `identify` if it is another volume; `NotReady` if either
-    /// first read fails, or if the comparison stays unclear; `TimedOut` if the device does not
-    /// answer.
-    pub(in crate::engine) fn require_same_volume(
-        &self,
-        device: &NbdDevice,
-        connection: &Connection,
-        deadline: Deadline,
-    ) -> Result<FirstBytes> {
-        let index = device.index();
-        let shares_cache = connection.export.can_multi_conn();
-        let places = Places::choose(&connection.export, device.disk().size()?)?;
-        let old = || self.sample_of(device, &places, deadline);
-        let new = || {
-            let sample = places.read_over(connection, deadline)?;
-            sample.require_first(|error| unread(index, error))
-        };
-        match compare(old, new, shares_cache, deadline)? {
-            Compared::Same { new } => Ok(new.first_bytes()),
-            Compared::Other { old, new } => {
-                let message = format!(
-                    "the server of nbd{index} serves another volume on a new connection: that \
-                     has {}, and the device has {}; {}",
-                    spelt_content(&new.names()),
-                    spelt_content(&old.names()),
-                    where_they_differ(&places, &old, &new),
-                );
-                Err(is_another(message, &new))
-            }
-            Compared::Unclear => Err(stays_unclear(index)),
-        }
-    }
-
-    fn sample_of(&self, device: &NbdDevice, places: &Places, deadline: Deadline) -> Result<Sample> {
-        let read = places.read_of_device();
-        let read = self.nbd_reads.start(device, self.roots(), deadline, read)?;
-        let answer = read.and_then(|read| read.wait(deadline));
-        answer.unwrap_or_else(|| {
-            let what = format!(
-                "a read of nbd{} over the connections that it has",
-                device.index()
+/// Compares the volume to which a new connection leads with that of a device that serves
+/// I/O, and returns its first bytes.
+///
+/// # Errors
+/// `IdentityMismatch` at stage `identify` if it is another volume; `NotReady` if either
+/// first read fails, or if the comparison stays unclear; `TimedOut` if the device does not
+/// answer.
+pub(in crate::engine) fn require_same_volume(
+    engine: &Engine,
+    device: &NbdDevice,
+    connection: &Connection,
+    deadline: Deadline,
+) -> Result<FirstBytes> {
+    let index = device.index();
+    let shares_cache = connection.export.can_multi_conn();
+    let places = Places::choose(&connection.export, device.disk().size()?)?;
+    let old = || sample_of(engine, device, &places, deadline);
+    let new = || {
+        let sample = places.read_over(connection, deadline)?;
+        sample.require_first(|error| unread(index, error))
+    };
+    match compare(old, new, shares_cache, deadline)? {
+        Compared::Same { new } => Ok(new.first_bytes()),
+        Compared::Other { old, new } => {
+            let message = format!(
+                "the server of nbd{index} serves another volume on a new connection: that \
+                 has {}, and the device has {}; {}",
+                spelt_content(&new.names()),
+                spelt_content(&old.names()),
+                where_they_differ(&places, &old, &new),
             );
-            let error = Error::timed_out(Stage::Identify, deadline, &what);
-            Err(error.with_last_seen(device.disk().describe()))
-        })
+            Err(is_another(message, &new))
+        }
+        Compared::Unclear => Err(stays_unclear(index)),
     }
+}
+
+fn sample_of(
+    engine: &Engine,
+    device: &NbdDevice,
+    places: &Places,
+    deadline: Deadline,
+) -> Result<Sample> {
+    let read = places.read_of_device();
+    let read = engine
+        .nbd_reads
+        .start(device, engine.roots(), deadline, read)?;
+    let answer = read.and_then(|read| read.wait(deadline));
+    answer.unwrap_or_else(|| {
+        let what = format!(
+            "a read of nbd{} over the connections that it has",
+            device.index()
+        );
+        let error = Error::timed_out(Stage::Identify, deadline, &what);
+        Err(error.with_last_seen(device.disk().describe()))
+    })
 }
 
 fn is_another(message: String, new: &Sample) -> Error {

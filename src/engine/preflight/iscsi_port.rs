@@ -1,37 +1,35 @@
 //! The netlink port from which iSCSI sessions are made.
 
-use super::Check;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::preflight::Check;
 use crate::error::Result;
 use crate::iscsi::{self, IscsiSession};
 
-impl Engine {
-    pub(super) fn check_iscsi_port(&self, _: Deadline) -> Result<Check> {
-        const NAME: &str = "iscsi port";
-        let roots = self.roots();
-        if !iscsi::has_driver(roots) {
-            return Ok(Check::good(NAME, "not used: iscsi_tcp is not loaded"));
-        }
-        let mut elsewhere = Vec::new();
-        for session in IscsiSession::all(roots)? {
-            if session.is_lunbd_owned()? && session.creator()? != Some(-1) {
-                elsewhere.push(session.id().to_string());
-            }
-        }
-        let mut seen = Vec::new();
-        let holder = iscsi::holder_of_port(roots);
-        seen.extend(holder.map(|holder| format!("{holder} has the netlink port -1")));
-        if !elsewhere.is_empty() {
-            let numbers = elsewhere.join(", ");
-            seen.push(format!("sessions made from another port: {numbers}"));
-        }
-        if seen.is_empty() {
-            return Ok(Check::good(NAME, "the netlink port -1 is free"));
-        }
-        let remedy = "end the process where it is none of lunbd's, which has the port while it \
-                      makes a session: an iscsid that starts takes up each session that was made \
-                      from another port; detach and attach its devices again before";
-        Ok(Check::limited(NAME, seen.join("; "), remedy))
+pub(super) fn check_iscsi_port(engine: &Engine, _: Deadline) -> Result<Check> {
+    const NAME: &str = "iscsi port";
+    let roots = engine.roots();
+    if !iscsi::has_driver(roots) {
+        return Ok(Check::good(NAME, "not used: iscsi_tcp is not loaded"));
     }
+    let mut elsewhere = Vec::new();
+    for session in IscsiSession::all(roots)? {
+        if session.is_lunbd_owned()? && session.creator()? != Some(-1) {
+            elsewhere.push(session.id().to_string());
+        }
+    }
+    let mut seen = Vec::new();
+    let holder = iscsi::holder_of_port(roots);
+    seen.extend(holder.map(|holder| format!("{holder} has the netlink port -1")));
+    if !elsewhere.is_empty() {
+        let numbers = elsewhere.join(", ");
+        seen.push(format!("sessions made from another port: {numbers}"));
+    }
+    if seen.is_empty() {
+        return Ok(Check::good(NAME, "the netlink port -1 is free"));
+    }
+    let remedy = "end the process where it is none of lunbd's, which has the port while it \
+                  makes a session: an iscsid that starts takes up each session that was made \
+                  from another port; detach and attach its devices again before";
+    Ok(Check::limited(NAME, seen.join("; "), remedy))
 }

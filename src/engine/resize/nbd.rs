@@ -6,72 +6,73 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::DetachTarget;
+use crate::engine::nbd::backend::{device_of_backend, lock_backend};
+use crate::engine::nbd::known::{current_links, known_source, require_answer, require_source};
 use crate::engine::nbd::outcome::HealOutcome;
 use crate::engine::nbd::reconnect::NbdReconnect;
-use crate::engine::resize::{ResizeRequest, Resized};
+use crate::engine::nbd::same_volume::require_same_volume;
+use crate::engine::resize::request::{ResizeRequest, Resized};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
 use crate::nbd::{self, Connection, Difference, KnownContent, NbdDevice, NewTimeouts};
 use crate::uevent;
 
-impl Engine {
-    /// Takes over the size that the server of this backend id's device reports.
-    pub(super) fn resize_nbd_backend(
-        &self,
-        backend: &BackendId,
-        request: &ResizeRequest,
-        call: &mut CallContext,
-    ) -> Result<Resized> {
-        call.enter(Stage::Lock);
-        let _lock = self.lock_backend(backend, call.deadline)?;
-        let Some(device) = self.nbd_of(backend)? else {
-            let message = format!("no NBD device has backend id {backend}");
-            return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
-        };
-        self.grow_nbd(&device, backend, request, call)
-    }
+/// Takes over the size that the server of this backend id's device reports.
+pub(super) fn resize_nbd_backend(
+    engine: &Engine,
+    backend: &BackendId,
+    request: &ResizeRequest,
+    call: &mut CallContext,
+) -> Result<Resized> {
+    call.enter(Stage::Lock);
+    let _lock = lock_backend(engine, backend, call.deadline)?;
+    let Some(device) = device_of_backend(engine, backend)? else {
+        let message = format!("no NBD device has backend id {backend}");
+        return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
+    };
+    grow_nbd(engine, &device, backend, request, call)
+}
 
-    /// Does the same for the named device.
-    pub(super) fn resize_nbd_device(
-        &self,
-        device: &NbdDevice,
-        request: &ResizeRequest,
-        call: &mut CallContext,
-    ) -> Result<Resized> {
-        let index = device.index();
-        if device.pid()?.is_none() {
-            let message = format!("nbd{index} is not connected");
-            return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
-        }
-        let id = device.backend()?.and_then(|id| id.parse().ok());
-        let Some(backend) = id else {
-            let message = format!(
-                "nbd{index} has no backend id, so its server is unknown: an attach by lunbd \
-                 gives one, on Linux 5.14 or later"
-            );
-            return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
-        };
-        call.enter(Stage::Lock);
-        let _lock = self.lock_backend(&backend, call.deadline)?;
-        self.grow_nbd(device, &backend, request, call)
+/// Does the same for the named device.
+pub(super) fn resize_nbd_device(
+    engine: &Engine,
+    device: &NbdDevice,
+    request: &ResizeRequest,
+    call: &mut CallContext,
+) -> Result<Resized> {
+    let index = device.index();
+    if device.pid()?.is_none() {
+        let message = format!("nbd{index} is not connected");
+        return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
     }
+    let id = device.backend()?.and_then(|id| id.parse().ok());
+    let Some(backend) = id else {
+        let message = format!(
+            "nbd{index} has no backend id, so its server is unknown: an attach by lunbd \
+             gives one, on Linux 5.14 or later"
+        );
+        return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
+    };
+    call.enter(Stage::Lock);
+    let _lock = lock_backend(engine, &backend, call.deadline)?;
+    grow_nbd(engine, device, &backend, request, call)
+}
 
-    fn grow_nbd(
-        &self,
-        device: &NbdDevice,
-        backend: &BackendId,
-        request: &ResizeRequest,
-        call: &mut CallContext,
-    ) -> Result<Resized> {
-        let resize = NbdResize {
-            engine: self,
-            device,
-            backend,
-            deadline: call.deadline,
-        };
-        resize.run(request, call)
-    }
+fn grow_nbd(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+    request: &ResizeRequest,
+    call: &mut CallContext,
+) -> Result<Resized> {
+    let resize = NbdResize {
+        engine,
+        device,
+        backend,
+        deadline: call.deadline,
+    };
+    resize.run(request, call)
 }
 
 /// The resize of a device whose id is locked.
@@ -90,7 +91,7 @@ impl NbdResize<'_> {
         // The kernel holds I/O while it changes the size, so no request may wait for a
         // dead server.
         call.enter(Stage::Probe);
-        engine.require_answer(device, self.backend, deadline)?;
+        require_answer(engine, device, self.backend, deadline)?;
         let connections = self.connections()?;
 
         call.enter(Stage::Dial);
@@ -108,7 +109,7 @@ impl NbdResize<'_> {
         // Nothing of the device has changed up to here.
         call.enter(Stage::Identify);
         let written = device.written()?;
-        let first = engine.require_same_volume(device, &server, deadline)?;
+        let first = require_same_volume(engine, device, &server, deadline)?;
         require_end(index, &server, deadline)?;
         let mut watch = engine.hub().watch(&index.name());
         if changed {
@@ -167,7 +168,7 @@ impl NbdResize<'_> {
         }
         let timeouts = connections.own.ok_or_else(|| several_of_another(index))?;
         // Ends this process's connections, so that new ones can replace them.
-        if let Some(link) = self.engine.links_beside(self.device).get(&index) {
+        if let Some(link) = current_links(self.engine, self.device).get(&index) {
             link.shut_down();
         }
         let mut reconnect = renew(timeouts);
@@ -204,7 +205,7 @@ impl NbdResize<'_> {
     /// `NotReady` where one of this process's connections is dead.
     fn connections(&self) -> Result<Connections> {
         let index = self.device.index();
-        let links = self.engine.links_beside(self.device);
+        let links = current_links(self.engine, self.device);
         let link = links.get(&index);
         let Some(link) = link.filter(|link| link.backend == *self.backend) else {
             let slots = self.device.slots(self.engine.roots())?;
@@ -232,10 +233,10 @@ impl NbdResize<'_> {
     fn server(&self, request: &ResizeRequest) -> Result<NbdUri> {
         let (engine, device, backend) = (self.engine, self.device, self.backend);
         if let DetachTarget::Source(Source::Nbd(uri)) = &request.target {
-            engine.require_source(device, uri, backend)?;
+            require_source(engine, device, uri, backend)?;
             return Ok(uri.clone());
         }
-        engine.known_source(device, backend).ok_or_else(|| {
+        known_source(engine, device, backend).ok_or_else(|| {
             let message = format!(
                 "nbd{} was attached by another process under backend id {backend}, which does \
                  not name a server: give its source and the id",
@@ -391,7 +392,7 @@ mod tests {
         let refused = || {
             let soon = Deadline::after(Duration::from_secs(10));
             let mut call = CallContext::new(Call::Resize, None, soon);
-            let resized = engine.resize_nbd_device(&device, &request, &mut call);
+            let resized = resize_nbd_device(&engine, &device, &request, &mut call);
             resized.unwrap_err().kind()
         };
         assert_eq!(refused(), ErrorKind::NotFound);

@@ -3,197 +3,208 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{ResizeRequest, Resized};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
+use crate::engine::attach::addresses::lock_addresses;
 use crate::engine::call::CallContext;
 use crate::engine::detach::DetachTarget;
-use crate::engine::detach::resolve::ResolvedUnit;
-use crate::engine::unit::{KnownPath, PathIdentity, mismatch};
+use crate::engine::detach::resolve::{ResolvedUnit, addresses_of};
+use crate::engine::detach::scsi::{named_devices, unit_of};
+use crate::engine::resize::{ResizeRequest, Resized};
+use crate::engine::unit::{KnownPath, PathIdentity, lock_unit, mismatch, paths_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{self, Daemon, Map};
 use crate::scsi::{self, Identity};
 use crate::uevent::{self, Watch};
 
-impl Engine {
-    pub(super) fn resize_scsi(
-        &self,
-        mut resolved: ResolvedUnit,
-        request: &ResizeRequest,
-        call: &mut CallContext,
-    ) -> Result<Resized> {
-        let deadline = call.deadline;
-        for source in &request.more {
-            resolved.addresses.extend(self.addresses_of(source)?);
-        }
-        call.enter(Stage::Lock);
-        let _locks = self.lock_addresses(resolved.locked_addresses(), deadline)?;
-
-        call.enter(Stage::Identify);
-        let named_devices = self.named_devices(&resolved, request.expected.as_ref())?;
-        let known = self.paths_of(&Identity::default(), &named_devices, Vec::new(), deadline)?;
-        let identity = self.unit_of(&resolved, &known, request.expected.as_ref())?;
-        call.enter(Stage::Lock);
-        let _lock = self.lock_unit(&identity.names, deadline)?;
-        call.enter(Stage::Rescan);
-        let paths = self.paths_of(&identity, &named_devices, known, deadline)?;
-        let unit = UnitBefore::read(&paths, &resolved, &request.target)?;
-        self.refuse_smaller(&paths, request.at_least, deadline)?;
-        let size = self.rescan_all(&paths, request.at_least, deadline)?;
-        if let Some(map) = &unit.map {
-            call.enter(Stage::Resize);
-            self.resize_map(map, size, deadline)?;
-        }
-        call.enter(Stage::Settle);
-        let mut watch = self.hub().watch(unit.disk.name());
-        let mode = self.hub().mode();
-        uevent::settle_again(&mut watch, mode, self.roots(), unit.disk.dir(), deadline)?;
-        Ok(Resized {
-            node: unit.disk.node(self.roots()),
-            old_size: unit.size,
-            size,
-            names: identity.names,
-            paths: paths.iter().map(|path| path.device.hctl()).collect(),
-            map: unit.map.as_ref().map(|map| map.name().to_owned()),
-            changed: unit.size != size || unit.differed(size),
-            phases: Vec::new(),
-        })
+pub(super) fn resize_scsi(
+    engine: &Engine,
+    mut resolved: ResolvedUnit,
+    request: &ResizeRequest,
+    call: &mut CallContext,
+) -> Result<Resized> {
+    let deadline = call.deadline;
+    for source in &request.more {
+        resolved.addresses.extend(addresses_of(engine, source)?);
     }
+    call.enter(Stage::Lock);
+    let _locks = lock_addresses(engine, resolved.locked_addresses(), deadline)?;
 
-    /// Refuses a unit that a path reports as too small, before the kernel takes over its size. The
-    /// rescan reports a path that does not answer, and one that leads to another unit.
-    fn refuse_smaller(
-        &self,
-        paths: &[KnownPath],
-        at_least: Option<u64>,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let Some(least) = at_least else {
-            return Ok(());
+    call.enter(Stage::Identify);
+    let named_devices = named_devices(engine, &resolved, request.expected.as_ref())?;
+    let known = paths_of(
+        engine,
+        &Identity::default(),
+        &named_devices,
+        Vec::new(),
+        deadline,
+    )?;
+    let identity = unit_of(engine, &resolved, &known, request.expected.as_ref())?;
+    call.enter(Stage::Lock);
+    let _lock = lock_unit(engine, &identity.names, deadline)?;
+    call.enter(Stage::Rescan);
+    let paths = paths_of(engine, &identity, &named_devices, known, deadline)?;
+    let unit = UnitBefore::read(&paths, &resolved, &request.target)?;
+    refuse_smaller(engine, &paths, request.at_least, deadline)?;
+    let size = rescan_all(engine, &paths, request.at_least, deadline)?;
+    if let Some(map) = &unit.map {
+        call.enter(Stage::Resize);
+        resize_map(engine, map, size, deadline)?;
+    }
+    call.enter(Stage::Settle);
+    let mut watch = engine.hub().watch(unit.disk.name());
+    let mode = engine.hub().mode();
+    uevent::settle_again(&mut watch, mode, engine.roots(), unit.disk.dir(), deadline)?;
+    Ok(Resized {
+        node: unit.disk.node(engine.roots()),
+        old_size: unit.size,
+        size,
+        names: identity.names,
+        paths: paths.iter().map(|path| path.device.hctl()).collect(),
+        map: unit.map.as_ref().map(|map| map.name().to_owned()),
+        changed: unit.size != size || unit.differed(size),
+        phases: Vec::new(),
+    })
+}
+
+/// Refuses a unit that a path reports as too small, before the kernel takes over its size. The
+/// rescan reports a path that does not answer, and one that leads to another unit.
+fn refuse_smaller(
+    engine: &Engine,
+    paths: &[KnownPath],
+    at_least: Option<u64>,
+    deadline: Deadline,
+) -> Result<()> {
+    let Some(least) = at_least else {
+        return Ok(());
+    };
+    for path in paths {
+        if matches!(path.identity_now, PathIdentity::Replaced { .. }) {
+            continue;
+        }
+        let Some(disk) = path.device.disk()? else {
+            continue;
         };
-        for path in paths {
-            if matches!(path.identity_now, PathIdentity::Replaced { .. }) {
-                continue;
-            }
-            let Some(disk) = path.device.disk()? else {
-                continue;
-            };
-            let (roots, limit) = (self.roots(), deadline.half());
-            let read = scsi::read_capacity(roots, &self.scheduler, &path.device, &disk, limit);
-            if let Ok(size) = read
-                && size < least
-            {
-                let hctl = path.device.hctl();
-                let message = format!("{hctl} has {size} bytes, expected {least}");
-                return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes the kernel read the size of each path again and compares it with the size that the
-    /// unit reports on that path. One of several gets half of the remaining time, so that a silent
-    /// path leaves time for the others.
-    fn rescan_all(
-        &self,
-        paths: &[KnownPath],
-        at_least: Option<u64>,
-        deadline: Deadline,
-    ) -> Result<u64> {
-        let mut sizes = BTreeSet::new();
-        let mut without = Vec::new();
-        let mut cause = None;
-        for path in paths {
-            let limit = if paths.len() == 1 {
-                deadline
-            } else {
-                deadline.half()
-            };
-            match self.rescan_one(path, at_least, limit) {
-                Ok(size) => {
-                    sizes.insert(size);
-                }
-                Err(error) => {
-                    without.push(format!("{}: {error}", path.device.hctl()));
-                    cause.get_or_insert(error);
-                }
-            }
-        }
-        if let Some(cause) = cause {
-            let kind = match cause.kind() {
-                kind @ (ErrorKind::TimedOut
-                | ErrorKind::Cancelled
-                | ErrorKind::IdentityMismatch) => kind,
-                _ => ErrorKind::NotReady,
-            };
-            let message = format!(
-                "the new size is not on every path, so the unit was not resized: {}",
-                without.join("; ")
-            );
-            let error = Error::new(kind, message).at(Stage::Rescan);
-            return Err(error.caused_by(cause));
-        }
-        match sizes.pop_first() {
-            Some(size) if sizes.is_empty() => Ok(size),
-            _ => {
-                let message = "the paths report different sizes: the array may still be resizing";
-                Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
-            }
-        }
-    }
-
-    fn rescan_one(
-        &self,
-        path: &KnownPath,
-        at_least: Option<u64>,
-        deadline: Deadline,
-    ) -> Result<u64> {
-        let hctl = path.device.hctl();
-        if let PathIdentity::Replaced { was, now } = &path.identity_now
-            && let Some(name) = was.wwid()
+        let (roots, limit) = (engine.roots(), deadline.half());
+        let read = scsi::read_capacity(roots, &engine.scheduler, &path.device, &disk, limit);
+        if let Ok(size) = read
+            && size < least
         {
-            return Err(mismatch(name, &hctl.to_string(), now));
-        }
-        scsi::rescan(&path.device, &self.scheduler, deadline)?;
-        let gone = || Error::new(ErrorKind::Vanished, "its disk went away");
-        let disk = path.device.disk()?.ok_or_else(gone)?;
-        let size =
-            scsi::read_capacity(self.roots(), &self.scheduler, &path.device, &disk, deadline)?;
-        let shown = disk.size()?;
-        if shown != size {
-            let message = format!("the unit reports {size} bytes and the kernel shows {shown}");
-            return Err(Error::new(ErrorKind::NotReady, message));
-        }
-        match at_least {
-            Some(bytes) if size < bytes => {
-                let message = format!("it has {size} bytes, expected {bytes}");
-                Err(Error::new(ErrorKind::NotReady, message))
-            }
-            _ => Ok(size),
+            let hctl = path.device.hctl();
+            let message = format!("{hctl} has {size} bytes, expected {least}");
+            return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
         }
     }
+    Ok(())
+}
 
-    /// Gives the map the size of its paths, through multipathd where it runs.
-    fn resize_map(&self, map: &Map, size: u64, deadline: Deadline) -> Result<()> {
-        let mut watch = self.hub().watch(map.disk().name());
-        if map.disk().size()? == size {
+/// Makes the kernel read the size of each path again and compares it with the size that the
+/// unit reports on that path. One of several gets half of the remaining time, so that a silent
+/// path leaves time for the others.
+fn rescan_all(
+    engine: &Engine,
+    paths: &[KnownPath],
+    at_least: Option<u64>,
+    deadline: Deadline,
+) -> Result<u64> {
+    let mut sizes = BTreeSet::new();
+    let mut without = Vec::new();
+    let mut cause = None;
+    for path in paths {
+        let limit = if paths.len() == 1 {
+            deadline
+        } else {
+            deadline.half()
+        };
+        match rescan_one(engine, path, at_least, limit) {
+            Ok(size) => {
+                sizes.insert(size);
+            }
+            Err(error) => {
+                without.push(format!("{}: {error}", path.device.hctl()));
+                cause.get_or_insert(error);
+            }
+        }
+    }
+    if let Some(cause) = cause {
+        let kind = match cause.kind() {
+            kind @ (ErrorKind::TimedOut | ErrorKind::Cancelled | ErrorKind::IdentityMismatch) => {
+                kind
+            }
+            _ => ErrorKind::NotReady,
+        };
+        let message = format!(
+            "the new size is not on every path, so the unit was not resized: {}",
+            without.join("; ")
+        );
+        let error = Error::new(kind, message).at(Stage::Rescan);
+        return Err(error.caused_by(cause));
+    }
+    match sizes.pop_first() {
+        Some(size) if sizes.is_empty() => Ok(size),
+        _ => {
+            let message = "the paths report different sizes: the array may still be resizing";
+            Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan))
+        }
+    }
+}
+
+fn rescan_one(
+    engine: &Engine,
+    path: &KnownPath,
+    at_least: Option<u64>,
+    deadline: Deadline,
+) -> Result<u64> {
+    let hctl = path.device.hctl();
+    if let PathIdentity::Replaced { was, now } = &path.identity_now
+        && let Some(name) = was.wwid()
+    {
+        return Err(mismatch(name, &hctl.to_string(), now));
+    }
+    scsi::rescan(&path.device, &engine.scheduler, deadline)?;
+    let gone = || Error::new(ErrorKind::Vanished, "its disk went away");
+    let disk = path.device.disk()?.ok_or_else(gone)?;
+    let size = scsi::read_capacity(
+        engine.roots(),
+        &engine.scheduler,
+        &path.device,
+        &disk,
+        deadline,
+    )?;
+    let shown = disk.size()?;
+    if shown != size {
+        let message = format!("the unit reports {size} bytes and the kernel shows {shown}");
+        return Err(Error::new(ErrorKind::NotReady, message));
+    }
+    match at_least {
+        Some(bytes) if size < bytes => {
+            let message = format!("it has {size} bytes, expected {bytes}");
+            Err(Error::new(ErrorKind::NotReady, message))
+        }
+        _ => Ok(size),
+    }
+}
+
+/// Gives the map the size of its paths, through multipathd where it runs.
+fn resize_map(engine: &Engine, map: &Map, size: u64, deadline: Deadline) -> Result<()> {
+    let mut watch = engine.hub().watch(map.disk().name());
+    if map.disk().size()? == size {
+        return Ok(());
+    }
+    match Daemon::find(engine.roots())? {
+        Some(daemon) => resize_by_multipathd(&daemon, map, size, &mut watch, deadline)?,
+        None => multipath::grow(engine.roots(), map, size, deadline)?,
+    }
+    loop {
+        let shown = map.disk().size()?;
+        if shown == size {
             return Ok(());
         }
-        match Daemon::find(self.roots())? {
-            Some(daemon) => resize_by_multipathd(&daemon, map, size, &mut watch, deadline)?,
-            None => multipath::grow(self.roots(), map, size, deadline)?,
-        }
-        loop {
-            let shown = map.disk().size()?;
-            if shown == size {
-                return Ok(());
-            }
-            if watch.next(deadline).is_none() {
-                let what = format!("the map {} to have {size} bytes", map.name());
-                let error = Error::timed_out(Stage::Resize, deadline, &what);
-                return Err(error.with_last_seen(format!("it has {shown}")));
-            }
+        if watch.next(deadline).is_none() {
+            let what = format!("the map {} to have {size} bytes", map.name());
+            let error = Error::timed_out(Stage::Resize, deadline, &what);
+            return Err(error.with_last_seen(format!("it has {shown}")));
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::attach::scsi_path::first_identity;
 use crate::error::Result;
 use crate::id::{DiskSeq, Hctl, Lun};
 use crate::kernel::blockdev::BlockDevice;
@@ -107,122 +108,118 @@ pub(super) struct StaleProof {
     pub(in crate::engine) evidence: Evidence,
 }
 
-impl Engine {
-    /// Asks the device itself, and where it does not answer, its target through another
-    /// device.
-    pub(super) fn check_lun(&self, device: &ScsiDevice, deadline: Deadline) -> LunCheck {
-        let disk = device.disk().ok().flatten();
-        let check = match disk.clone() {
-            Some(disk) => self.find_evidence(device, disk, deadline),
-            None => device.qualifier().map(|qualifier| LunCheck::Unproven {
-                disk: None,
-                why: why_no_disk(qualifier),
-            }),
-        };
-        match check {
-            _ if !device.is_there() => LunCheck::Removed,
-            Ok(check) => check,
-            Err(error) => LunCheck::Unproven {
-                disk,
-                why: error.to_string(),
-            },
-        }
-    }
-
-    fn find_evidence(
-        &self,
-        device: &ScsiDevice,
-        disk: BlockDevice,
-        deadline: Deadline,
-    ) -> Result<LunCheck> {
-        let (roots, scheduler) = (self.roots(), &self.scheduler);
-        let mut was = device.cached_identity()?;
-        let answer = match device.state()? {
-            Some(State::Running) => {
-                scsi::ask_presence(roots, scheduler, device, &disk, answer_limit(deadline))
-                    .map_err(|error| error.to_string())
-            }
-            Some(state) => Err(format!("it is in state {state}")),
-            None => return Ok(LunCheck::Removed),
-        };
-        let evidence = match answer {
-            Ok(Presence::Present) => {
-                let limit = answer_limit(deadline);
-                let now = scsi::read_identity(roots, scheduler, device, &disk, limit)?;
-                let Some(earlier) = self.proven_earlier_identity(&was, device, &disk, &now)? else {
-                    return Ok(match was.compare(&now) {
-                        Comparison::Different(why) => LunCheck::Unproven {
-                            disk: Some(disk),
-                            why: format!(
-                                "it reports another name now, and no name is unique: {why}"
-                            ),
-                        },
-                        _ => LunCheck::Present,
-                    });
-                };
-                was = earlier;
-                Evidence::Replaced { now }
-            }
-            Ok(Presence::NotSupported(command)) => Evidence::NotSupported { command },
-            Ok(Presence::NoUnit(first)) => Evidence::NoUnit {
-                qualifier: first >> 5,
-                device_type: first & 0x1f,
-            },
-            Err(why) => {
-                let Some(evidence) = self.ask_target(device, deadline) else {
-                    let disk = Some(disk);
-                    return Ok(LunCheck::Unproven { disk, why });
-                };
-                evidence
-            }
-        };
-        Ok(LunCheck::Stale(Box::new(StaleProof {
-            diskseq: disk.diskseq()?,
+/// Asks the device itself, and where it does not answer, its target through another
+/// device.
+pub(super) fn check_lun(engine: &Engine, device: &ScsiDevice, deadline: Deadline) -> LunCheck {
+    let disk = device.disk().ok().flatten();
+    let check = match disk.clone() {
+        Some(disk) => find_evidence(engine, device, disk, deadline),
+        None => device.qualifier().map(|qualifier| LunCheck::Unproven {
+            disk: None,
+            why: why_no_disk(qualifier),
+        }),
+    };
+    match check {
+        _ if !device.is_there() => LunCheck::Removed,
+        Ok(check) => check,
+        Err(error) => LunCheck::Unproven {
             disk,
-            was,
-            evidence,
-        })))
+            why: error.to_string(),
+        },
     }
+}
 
-    /// The unit that the kernel scanned, where `now` is certainly another one: from the
-    /// kernel's copy or, where some process made the kernel read that again, from the names
-    /// that the disk had first.
-    fn proven_earlier_identity(
-        &self,
-        cached: &Identity,
-        device: &ScsiDevice,
-        disk: &BlockDevice,
-        now: &Identity,
-    ) -> Result<Option<Identity>> {
-        if cached.compare(now).is_proven_different() {
-            return Ok(Some(cached.clone()));
+fn find_evidence(
+    engine: &Engine,
+    device: &ScsiDevice,
+    disk: BlockDevice,
+    deadline: Deadline,
+) -> Result<LunCheck> {
+    let (roots, scheduler) = (engine.roots(), &engine.scheduler);
+    let mut was = device.cached_identity()?;
+    let answer = match device.state()? {
+        Some(State::Running) => {
+            scsi::ask_presence(roots, scheduler, device, &disk, answer_limit(deadline))
+                .map_err(|error| error.to_string())
         }
-        let first = self.first_identity(device, disk)?;
-        Ok(first.compare(now).is_proven_different().then_some(first))
-    }
-
-    /// Asks the target for its list of LUNs through its other devices, until one returns
-    /// it.
-    fn ask_target(&self, device: &ScsiDevice, deadline: Deadline) -> Option<Evidence> {
-        for sibling in device.siblings().unwrap_or_default() {
-            let runs = matches!(sibling.state(), Ok(Some(State::Running)));
-            let Some(disk) = sibling.disk().ok().flatten().filter(|_| runs) else {
-                continue;
-            };
+        Some(state) => Err(format!("it is in state {state}")),
+        None => return Ok(LunCheck::Removed),
+    };
+    let evidence = match answer {
+        Ok(Presence::Present) => {
             let limit = answer_limit(deadline);
-            let list = scsi::report_luns(self.roots(), &self.scheduler, &sibling, &disk, limit);
-            let through = sibling.hctl();
-            match list {
-                Ok(list) => {
-                    let gone = is_not_listed(device.hctl().lun, through.lun, &list);
-                    let listed = list.len();
-                    return gone.then_some(Evidence::NotListed { through, listed });
-                }
-                Err(error) => tracing::debug!(%through, %error, "no list of LUNs"),
-            }
+            let now = scsi::read_identity(roots, scheduler, device, &disk, limit)?;
+            let Some(earlier) = proven_earlier_identity(engine, &was, device, &disk, &now)? else {
+                return Ok(match was.compare(&now) {
+                    Comparison::Different(why) => LunCheck::Unproven {
+                        disk: Some(disk),
+                        why: format!("it reports another name now, and no name is unique: {why}"),
+                    },
+                    _ => LunCheck::Present,
+                });
+            };
+            was = earlier;
+            Evidence::Replaced { now }
         }
-        None
+        Ok(Presence::NotSupported(command)) => Evidence::NotSupported { command },
+        Ok(Presence::NoUnit(first)) => Evidence::NoUnit {
+            qualifier: first >> 5,
+            device_type: first & 0x1f,
+        },
+        Err(why) => {
+            let Some(evidence) = ask_target(engine, device, deadline) else {
+                let disk = Some(disk);
+                return Ok(LunCheck::Unproven { disk, why });
+            };
+            evidence
+        }
+    };
+    Ok(LunCheck::Stale(Box::new(StaleProof {
+        diskseq: disk.diskseq()?,
+        disk,
+        was,
+        evidence,
+    })))
+}
+
+/// The unit that the kernel scanned, where `now` is certainly another one: from the
+/// kernel's copy or, where some process made the kernel read that again, from the names
+/// that the disk had first.
+fn proven_earlier_identity(
+    engine: &Engine,
+    cached: &Identity,
+    device: &ScsiDevice,
+    disk: &BlockDevice,
+    now: &Identity,
+) -> Result<Option<Identity>> {
+    if cached.compare(now).is_proven_different() {
+        return Ok(Some(cached.clone()));
     }
+    let first = first_identity(engine, device, disk)?;
+    Ok(first.compare(now).is_proven_different().then_some(first))
+}
+
+/// Asks the target for its list of LUNs through its other devices, until one returns
+/// it.
+fn ask_target(engine: &Engine, device: &ScsiDevice, deadline: Deadline) -> Option<Evidence> {
+    for sibling in device.siblings().unwrap_or_default() {
+        let runs = matches!(sibling.state(), Ok(Some(State::Running)));
+        let Some(disk) = sibling.disk().ok().flatten().filter(|_| runs) else {
+            continue;
+        };
+        let limit = answer_limit(deadline);
+        let list = scsi::report_luns(engine.roots(), &engine.scheduler, &sibling, &disk, limit);
+        let through = sibling.hctl();
+        match list {
+            Ok(list) => {
+                let gone = is_not_listed(device.hctl().lun, through.lun, &list);
+                let listed = list.len();
+                return gone.then_some(Evidence::NotListed { through, listed });
+            }
+            Err(error) => tracing::debug!(%through, %error, "no list of LUNs"),
+        }
+    }
+    None
 }
 
 fn why_no_disk(qualifier: u8) -> String {

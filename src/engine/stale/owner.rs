@@ -9,38 +9,36 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, VolumeId};
 use crate::scsi::Identity;
 
-impl Engine {
-    /// # Errors
-    /// `NotReady` if a file of a journal may be a record and cannot be read as one.
-    pub(super) fn require_all_read(
-        &self,
-        directories: &[PathBuf],
-        deadline: Deadline,
-    ) -> Result<()> {
-        directories.iter().try_for_each(|directory| {
-            let journal = self.read_journal_at(directory, deadline)?;
-            require_read(directory, &journal)
-        })
-    }
+/// # Errors
+/// `NotReady` if a file of a journal may be a record and cannot be read as one.
+pub(super) fn require_all_read(
+    engine: &Engine,
+    directories: &[PathBuf],
+    deadline: Deadline,
+) -> Result<()> {
+    directories.iter().try_for_each(|directory| {
+        let journal = engine.read_journal_at(directory, deadline)?;
+        require_read(directory, &journal)
+    })
+}
 
-    /// The volume to which a unit belongs, or which is meant to be at its address, as the
-    /// journals say now.
-    pub(super) fn owner_in(
-        &self,
-        directories: &[PathBuf],
-        identity: &Identity,
-        hctl: Hctl,
-        deadline: Deadline,
-    ) -> Result<Option<VolumeId>> {
-        for directory in directories {
-            let journal = self.read_journal_at(directory, deadline)?;
-            if let Some(volume) = journal.owner_of(identity, hctl) {
-                return Ok(Some(volume));
-            }
-            require_read(directory, &journal)?;
+/// The volume to which a unit belongs, or which is meant to be at its address, as the
+/// journals say now.
+pub(super) fn owner_in(
+    engine: &Engine,
+    directories: &[PathBuf],
+    identity: &Identity,
+    hctl: Hctl,
+    deadline: Deadline,
+) -> Result<Option<VolumeId>> {
+    for directory in directories {
+        let journal = engine.read_journal_at(directory, deadline)?;
+        if let Some(volume) = journal.owner_of(identity, hctl) {
+            return Ok(Some(volume));
         }
-        Ok(None)
+        require_read(directory, &journal)?;
     }
+    Ok(None)
 }
 
 /// # Errors

@@ -3,6 +3,8 @@
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 
 use super::*;
+use crate::engine::stale::owner::owner_in;
+use crate::engine::stale::reap_one;
 use crate::kernel::Roots;
 
 /// A disk without a holder and without a node.
@@ -55,7 +57,7 @@ fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
                 was: Identity::default(),
                 evidence: evidence.clone(),
             };
-            let stale_lun = engine.reap_one(&device, proof, &dry_run, owner, &mut call);
+            let stale_lun = reap_one(&engine, &device, proof, &dry_run, owner, &mut call);
             assert_eq!(&stale_lun.evidence, evidence);
         }
     });
@@ -91,7 +93,7 @@ fn journals_of_others_are_read_anew_and_one_that_cannot_be_read_keeps_everything
     let hctl = "1:0:0:4".parse().unwrap();
     let owner = || {
         let nameless = Identity::default();
-        engine.owner_in(&directories, &nameless, hctl, soon)
+        owner_in(&engine, &directories, &nameless, hctl, soon)
     };
     assert_eq!(owner().unwrap(), None, "nobody keeps a journal there");
     std::fs::create_dir(other).unwrap();

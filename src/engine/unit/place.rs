@@ -7,7 +7,6 @@
 //! named both.
 
 use crate::engine::Engine;
-use crate::engine::unit::is_vanishing;
 use crate::error::{Error, ErrorKind, Result, Stage};
 #[cfg(any(feature = "journal", test))]
 use crate::id::Source;
@@ -113,102 +112,99 @@ impl PathPlace {
     }
 }
 
-impl Engine {
-    /// Whether two devices that the caller named may be paths of one unit, by the
-    /// identity that each reports.
-    pub(in crate::engine) fn may_be_one_unit(
-        &self,
-        (one, identity): (&ScsiDevice, &Identity),
-        (other, their_identity): (&ScsiDevice, &Identity),
-    ) -> bool {
-        match identity.compare(their_identity) {
-            Comparison::Same(Strength::Strong) => true,
-            Comparison::Same(Strength::Weak) => {
-                let places =
-                    PathPlace::of(self.roots(), one).compare(&PathPlace::of(self.roots(), other));
-                places != PlaceComparison::Different
-            }
-            _ => false,
+/// Whether two devices that the caller named may be paths of one unit, by the
+/// identity that each reports.
+pub(in crate::engine) fn may_be_one_unit(
+    engine: &Engine,
+    (one, identity): (&ScsiDevice, &Identity),
+    (other, their_identity): (&ScsiDevice, &Identity),
+) -> bool {
+    match identity.compare(their_identity) {
+        Comparison::Same(Strength::Strong) => true,
+        Comparison::Same(Strength::Weak) => {
+            let places =
+                PathPlace::of(engine.roots(), one).compare(&PathPlace::of(engine.roots(), other));
+            places != PlaceComparison::Different
         }
+        _ => false,
     }
+}
 
-    /// Whether a device that the caller did not name is a path of this unit. All of
-    /// `named_devices` are paths of it.
-    pub(in crate::engine) fn is_path_of(
-        &self,
-        device: &ScsiDevice,
-        identity: &Identity,
-        unit: &Identity,
-        named_devices: &[ScsiDevice],
-    ) -> bool {
-        match unit.compare(identity) {
-            Comparison::Same(Strength::Strong) => true,
-            Comparison::Same(Strength::Weak) => {
-                let place = PathPlace::of(self.roots(), device);
-                let is_there = |device| {
-                    PathPlace::of(self.roots(), device).compare(&place) == PlaceComparison::Same
-                };
-                named_devices.iter().any(is_there)
-            }
-            _ => false,
+/// Whether a device that the caller did not name is a path of this unit. All of
+/// `named_devices` are paths of it.
+pub(in crate::engine) fn is_path_of(
+    engine: &Engine,
+    device: &ScsiDevice,
+    identity: &Identity,
+    unit: &Identity,
+    named_devices: &[ScsiDevice],
+) -> bool {
+    match unit.compare(identity) {
+        Comparison::Same(Strength::Strong) => true,
+        Comparison::Same(Strength::Weak) => {
+            let place = PathPlace::of(engine.roots(), device);
+            let is_there = |device| {
+                PathPlace::of(engine.roots(), device).compare(&place) == PlaceComparison::Same
+            };
+            named_devices.iter().any(is_there)
         }
+        _ => false,
     }
+}
 
-    /// Describes what may be left of a unit where names prove nothing: devices with these
-    /// names and, for a unit with only weak names, maps, except those at other targets
-    /// than the unit's paths. None is touched.
-    pub(in crate::engine) fn lookalikes(
-        &self,
-        unit: &Identity,
-        named_devices: &[ScsiDevice],
-    ) -> Result<Vec<String>> {
-        let places = named_devices
-            .iter()
-            .map(|device| PathPlace::of(self.roots(), device));
-        let places: Vec<PathPlace> = places.collect();
-        let is_elsewhere = |device: &ScsiDevice| {
-            let place = PathPlace::of(self.roots(), device);
-            let mut places = places.iter().peekable();
-            places.peek().is_some()
-                && places.all(|it| it.compare(&place) == PlaceComparison::Different)
+/// Describes what may be left of a unit where names prove nothing: devices with these
+/// names and, for a unit with only weak names, maps, except those at other targets
+/// than the unit's paths. None is touched.
+pub(in crate::engine) fn lookalikes(
+    engine: &Engine,
+    unit: &Identity,
+    named_devices: &[ScsiDevice],
+) -> Result<Vec<String>> {
+    let places = named_devices
+        .iter()
+        .map(|device| PathPlace::of(engine.roots(), device));
+    let places: Vec<PathPlace> = places.collect();
+    let is_elsewhere = |device: &ScsiDevice| {
+        let place = PathPlace::of(engine.roots(), device);
+        let mut places = places.iter().peekable();
+        places.peek().is_some() && places.all(|it| it.compare(&place) == PlaceComparison::Different)
+    };
+    let mut doubts = Vec::new();
+    for device in engine
+        .units
+        .lock()
+        .candidates(engine.roots(), |name| unit.is(name))?
+    {
+        let identity = match device.cached_identity() {
+            Err(error) if device.is_vanishing(&error) => continue,
+            identity => identity?,
         };
-        let mut doubts = Vec::new();
-        for device in self
-            .units
-            .lock()
-            .candidates(self.roots(), |name| unit.is(name))?
-        {
-            let identity = match device.cached_identity() {
-                Err(error) if is_vanishing(&device, &error) => continue,
-                identity => identity?,
-            };
-            let why = match unit.compare(&identity) {
-                Comparison::Same(_) if unit.is_weak() => "which is no unique name",
-                Comparison::Unknown if unit.differs_beside_its_names(&identity) => {
-                    "with another T10 text and serial number than this unit's"
-                }
-                _ => continue,
-            };
-            if !is_elsewhere(&device) {
-                let hctl = device.hctl();
-                doubts.push(format!(
-                    "{hctl} reports {identity}, {why}: it may be a path of this unit and was \
-                     left in place"
-                ));
+        let why = match unit.compare(&identity) {
+            Comparison::Same(_) if unit.is_weak() => "which is no unique name",
+            Comparison::Unknown if unit.differs_beside_its_names(&identity) => {
+                "with another T10 text and serial number than this unit's"
             }
-        }
-        if unit.is_weak()
-            && let Some(map) = Map::of_unit(self.roots(), |name| unit.is(name))?
-            && map.paths()?.is_empty()
-        {
-            let map = map.name();
+            _ => continue,
+        };
+        if !is_elsewhere(&device) {
+            let hctl = device.hctl();
             doubts.push(format!(
-                "the map {map} has no path and a name that other units may have: it was left in \
-                 place"
+                "{hctl} reports {identity}, {why}: it may be a path of this unit and was \
+                 left in place"
             ));
         }
-        Ok(doubts)
     }
+    if unit.is_weak()
+        && let Some(map) = Map::of_unit(engine.roots(), |name| unit.is(name))?
+        && map.paths()?.is_empty()
+    {
+        let map = map.name();
+        doubts.push(format!(
+            "the map {map} has no path and a name that other units may have: it was left in \
+             place"
+        ));
+    }
+    Ok(doubts)
 }
 
 /// The error for a unit that was named by a name which other units may share.

@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::usage::failed_flush::{self, FailedFlush};
-use crate::engine::usage::{self, Extent, NotLookedAt, Removal, UsageSnapshot};
+use crate::engine::usage::{self, Extent, NotLookedAt, Removal, UsageSnapshot, users_of};
 use crate::error::{ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex};
 use crate::kernel::blockdev::BlockDevice;
@@ -47,212 +47,210 @@ pub(in crate::engine) struct Claimed {
     pub(in crate::engine) not_looked_at: Vec<NotLookedAt>,
 }
 
-impl Engine {
-    /// Claims the disk, makes sure that no process writes to it beside the claim, and writes
-    /// it back. The claim holds until it is dropped.
-    ///
-    /// # Errors
-    /// Those of [`claim`](Self::claim) and [`write_back`](Self::write_back).
-    pub(in crate::engine) fn claim_and_flush(
-        &self,
-        disk: &BlockDevice,
-        policy: FlushPolicy,
-        watch: &mut Watch,
-        call: &mut CallContext,
-    ) -> Result<Claimed> {
-        let deadline = call.deadline;
-        call.enter(Stage::Claim);
-        let claim = self.claim(disk, policy, watch, deadline)?;
-        let snapshot = UsageSnapshot::take(self, &[disk], Extent::BesideClaim, deadline)?;
-        snapshot.refuse_writers(self)?;
-        call.enter(Stage::Flush);
-        let flush = self.write_back(&claim, disk, policy, deadline)?;
-        snapshot.recheck_if_old(self, deadline)?;
-        Ok(Claimed {
-            claim,
-            flush,
-            not_looked_at: snapshot.not_looked_at(),
-        })
-    }
+/// Claims the disk, makes sure that no process writes to it beside the claim, and writes
+/// it back. The claim holds until it is dropped.
+///
+/// # Errors
+/// Those of [`claim_disk`] and [`write_back`].
+pub(in crate::engine) fn claim_and_flush(
+    engine: &Engine,
+    disk: &BlockDevice,
+    policy: FlushPolicy,
+    watch: &mut Watch,
+    call: &mut CallContext,
+) -> Result<Claimed> {
+    let deadline = call.deadline;
+    call.enter(Stage::Claim);
+    let claim = claim_disk(engine, disk, policy, watch, deadline)?;
+    let snapshot = UsageSnapshot::take(engine, &[disk], Extent::BesideClaim, deadline)?;
+    snapshot.refuse_writers(engine)?;
+    call.enter(Stage::Flush);
+    let flush = write_back(engine, &claim, disk, policy, deadline)?;
+    snapshot.recheck_if_old(engine, deadline)?;
+    Ok(Claimed {
+        claim,
+        flush,
+        not_looked_at: snapshot.not_looked_at(),
+    })
+}
 
-    /// Claims the disk exclusively.
-    ///
-    /// If the kernel refuses it while udevd alone has the disk open, udevd may have claimed
-    /// the disk to reread a partition table: then this waits for udev, and tries once more.
-    ///
-    /// # Errors
-    /// `InUse`, which names the users; `TimedOut` at stage `claim` or `settle`;
-    /// `Quarantined`; `NotPermitted`.
-    pub(in crate::engine) fn claim(
-        &self,
-        disk: &BlockDevice,
-        policy: FlushPolicy,
-        watch: &mut Watch,
-        deadline: Deadline,
-    ) -> Result<Claim> {
-        let (roots, mode) = (self.roots(), self.hub().mode());
-        let abandon = policy == FlushPolicy::Abandon;
-        // A flush that hangs holds the claim, so the kernel refuses another at once. A caller
-        // that abandons the data needs that refusal, so it does not queue behind the flush.
-        let beside_flush =
-            |(scheduler, hctl): &(&CallScheduler, Hctl)| scheduler.is_stuck_at(*hctl, Stage::Flush);
-        let lane = self.lane_of(disk);
-        let lane = lane.filter(|lane| !(abandon && beside_flush(lane)));
-        let refused = match try_claim(lane, disk, roots, deadline) {
-            Ok(file) => return Ok(Claim::Held(Arc::new(file))),
-            Err(error) => error,
-        };
-        // Only a refusal of the kernel counts (EBUSY; ENXIO, ENODEV, ENOENT), not a node of
-        // another device.
-        let busy = refused.kind() == ErrorKind::InUse;
-        if !busy && (refused.kind() != ErrorKind::Vanished || refused.errno().is_none()) {
-            return Err(refused);
-        }
-        let users = self.users_of(disk, Extent::All, deadline)?;
-        if !busy && users.found.is_empty() {
-            return Ok(Claim::Unreachable(refused.to_string()));
-        }
-        if abandon && users.has_only_own_flush() {
-            return Ok(Claim::Stuck(refused.to_string()));
-        }
-        if mode != Mode::Udev || !users.has_only_udev() {
-            return Err(usage::refuse(disk, &users.found).caused_by(refused));
-        }
-        uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
-        let refused = match try_claim(lane, disk, roots, deadline) {
-            Ok(file) => return Ok(Claim::Held(Arc::new(file))),
-            Err(error) => error,
-        };
-        let users = self.users_of(disk, Extent::All, deadline)?;
-        // udevd had opened it before it could no longer be opened.
-        if !busy && users.found.is_empty() {
-            return Ok(Claim::Unreachable(refused.to_string()));
-        }
-        if refused.kind() == ErrorKind::InUse {
-            return Err(usage::refuse(disk, &users.found).caused_by(refused));
-        }
-        Err(refused)
+/// Claims the disk exclusively.
+///
+/// If the kernel refuses it while udevd alone has the disk open, udevd may have claimed
+/// the disk to reread a partition table: then this waits for udev, and tries once more.
+///
+/// # Errors
+/// `InUse`, which names the users; `TimedOut` at stage `claim` or `settle`;
+/// `Quarantined`; `NotPermitted`.
+pub(in crate::engine) fn claim_disk(
+    engine: &Engine,
+    disk: &BlockDevice,
+    policy: FlushPolicy,
+    watch: &mut Watch,
+    deadline: Deadline,
+) -> Result<Claim> {
+    let (roots, mode) = (engine.roots(), engine.hub().mode());
+    let abandon = policy == FlushPolicy::Abandon;
+    // A flush that hangs holds the claim, so the kernel refuses another at once. A caller
+    // that abandons the data needs that refusal, so it does not queue behind the flush.
+    let beside_flush =
+        |(scheduler, hctl): &(&CallScheduler, Hctl)| scheduler.is_stuck_at(*hctl, Stage::Flush);
+    let lane = lane_of(engine, disk);
+    let lane = lane.filter(|lane| !(abandon && beside_flush(lane)));
+    let refused = match try_claim(lane, disk, roots, deadline) {
+        Ok(file) => return Ok(Claim::Held(Arc::new(file))),
+        Err(error) => error,
+    };
+    // Only a refusal of the kernel counts (EBUSY; ENXIO, ENODEV, ENOENT), not a node of
+    // another device.
+    let busy = refused.kind() == ErrorKind::InUse;
+    if !busy && (refused.kind() != ErrorKind::Vanished || refused.errno().is_none()) {
+        return Err(refused);
     }
-
-    /// Writes the disk back under its claim.
-    ///
-    /// # Errors
-    /// `Io` if a write failed, and then its pages are lost: a second flush would succeed and
-    /// prove nothing. [`Flush::PagesWritten`] is no error. With [`FlushPolicy::Abandon`],
-    /// neither a failed write nor a flush that takes half of the time is an error.
-    pub(in crate::engine) fn write_back(
-        &self,
-        claim: &Claim,
-        disk: &BlockDevice,
-        policy: FlushPolicy,
-        deadline: Deadline,
-    ) -> Result<Flush> {
-        let abandon = policy == FlushPolicy::Abandon;
-        let file = match claim {
-            Claim::Held(file) => Arc::clone(file),
-            Claim::Unreachable(why) => return Ok(Flush::Unreachable(why.clone())),
-            Claim::Stuck(why) => return Ok(Flush::Abandoned(why.clone())),
-        };
-        let limit = if abandon { deadline.half() } else { deadline };
-        let mark = FailedFlush::of(self.roots(), disk)?;
-        let earlier = mark.read()?;
-        if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
-            return Err(failed_flush::refuse(disk, earlier));
-        }
-        let (roots, own) = (self.roots().clone(), disk.clone());
-        let flushed = run(
-            self.lane_of(disk),
-            Stage::Flush,
-            &format!("{} to write back", disk.name()),
-            limit,
-            || disk.describe(),
-            move || flush(&roots, file, &own, &mark),
-        );
-        match (flushed, earlier) {
-            (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
-            (Ok(Flush::PagesWritten(why)), None) if abandon => Ok(Flush::Abandoned(why)),
-            (Ok(flush), None) => Ok(flush),
-            (Err(error), _) if abandon => Ok(Flush::Abandoned(error.to_string())),
-            (Err(error), _) => Err(error),
-        }
+    let users = users_of(engine, disk, Extent::All, deadline)?;
+    if !busy && users.found.is_empty() {
+        return Ok(Claim::Unreachable(refused.to_string()));
     }
+    if abandon && users.has_only_own_flush() {
+        return Ok(Claim::Stuck(refused.to_string()));
+    }
+    if mode != Mode::Udev || !users.has_only_udev() {
+        return Err(usage::refuse(disk, &users.found).caused_by(refused));
+    }
+    uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
+    let refused = match try_claim(lane, disk, roots, deadline) {
+        Ok(file) => return Ok(Claim::Held(Arc::new(file))),
+        Err(error) => error,
+    };
+    let users = users_of(engine, disk, Extent::All, deadline)?;
+    // udevd had opened it before it could no longer be opened.
+    if !busy && users.found.is_empty() {
+        return Ok(Claim::Unreachable(refused.to_string()));
+    }
+    if refused.kind() == ErrorKind::InUse {
+        return Err(usage::refuse(disk, &users.found).caused_by(refused));
+    }
+    Err(refused)
+}
 
-    /// Writes back a path that was below its map, whose flush is done. A failed flush of the
-    /// unit's cache loses nothing here and is not recorded. Pages that a process wrote to the
-    /// path beside the map, and an earlier failed flush of the path itself, were not the
-    /// map's, and count.
-    ///
-    /// # Errors
-    /// `Io` if there was such an earlier failure, with [`FlushPolicy::Require`].
-    pub(in crate::engine) fn write_back_below_map(
-        &self,
-        claim: &Claim,
-        disk: &BlockDevice,
-        policy: FlushPolicy,
-        deadline: Deadline,
-    ) -> Result<Flush> {
-        let Claim::Held(file) = claim else {
-            return self.write_back(claim, disk, policy, deadline);
-        };
-        let abandon = policy == FlushPolicy::Abandon;
-        let mark = FailedFlush::of(self.roots(), disk)?;
-        match FailedFlush::read_of(self.roots(), disk)? {
-            Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
-            Some(earlier) => return Err(failed_flush::refuse(disk, &earlier)),
-            None => {}
-        }
-        let (file, own, roots) = (Arc::clone(file), disk.clone(), self.roots().clone());
-        let written = move |file: &File| {
-            let dropped = own.drop_pages(&roots, file);
-            match own.write_pages(&roots, file) {
-                Err(error) if error.kind() == ErrorKind::Io => {
-                    mark.set(&error);
-                    Err(error)
-                }
-                _ => Ok(dropped.and_then(|()| own.flush(&roots, file))),
+/// Writes the disk back under its claim.
+///
+/// # Errors
+/// `Io` if a write failed, and then its pages are lost: a second flush would succeed and
+/// prove nothing. [`Flush::PagesWritten`] is no error. With [`FlushPolicy::Abandon`],
+/// neither a failed write nor a flush that takes half of the time is an error.
+pub(in crate::engine) fn write_back(
+    engine: &Engine,
+    claim: &Claim,
+    disk: &BlockDevice,
+    policy: FlushPolicy,
+    deadline: Deadline,
+) -> Result<Flush> {
+    let abandon = policy == FlushPolicy::Abandon;
+    let file = match claim {
+        Claim::Held(file) => Arc::clone(file),
+        Claim::Unreachable(why) => return Ok(Flush::Unreachable(why.clone())),
+        Claim::Stuck(why) => return Ok(Flush::Abandoned(why.clone())),
+    };
+    let limit = if abandon { deadline.half() } else { deadline };
+    let mark = FailedFlush::of(engine.roots(), disk)?;
+    let earlier = mark.read()?;
+    if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
+        return Err(failed_flush::refuse(disk, earlier));
+    }
+    let (roots, own) = (engine.roots().clone(), disk.clone());
+    let flushed = run(
+        lane_of(engine, disk),
+        Stage::Flush,
+        &format!("{} to write back", disk.name()),
+        limit,
+        || disk.describe(),
+        move || flush(&roots, file, &own, &mark),
+    );
+    match (flushed, earlier) {
+        (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
+        (Ok(Flush::PagesWritten(why)), None) if abandon => Ok(Flush::Abandoned(why)),
+        (Ok(flush), None) => Ok(flush),
+        (Err(error), _) if abandon => Ok(Flush::Abandoned(error.to_string())),
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Writes back a path that was below its map, whose flush is done. A failed flush of the
+/// unit's cache loses nothing here and is not recorded. Pages that a process wrote to the
+/// path beside the map, and an earlier failed flush of the path itself, were not the
+/// map's, and count.
+///
+/// # Errors
+/// `Io` if there was such an earlier failure, with [`FlushPolicy::Require`].
+pub(in crate::engine) fn write_back_below_map(
+    engine: &Engine,
+    claim: &Claim,
+    disk: &BlockDevice,
+    policy: FlushPolicy,
+    deadline: Deadline,
+) -> Result<Flush> {
+    let Claim::Held(file) = claim else {
+        return write_back(engine, claim, disk, policy, deadline);
+    };
+    let abandon = policy == FlushPolicy::Abandon;
+    let mark = FailedFlush::of(engine.roots(), disk)?;
+    match FailedFlush::read_of(engine.roots(), disk)? {
+        Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
+        Some(earlier) => return Err(failed_flush::refuse(disk, &earlier)),
+        None => {}
+    }
+    let (file, own, roots) = (Arc::clone(file), disk.clone(), engine.roots().clone());
+    let written = move |file: &File| {
+        let dropped = own.drop_pages(&roots, file);
+        match own.write_pages(&roots, file) {
+            Err(error) if error.kind() == ErrorKind::Io => {
+                mark.set(&error);
+                Err(error)
             }
-        };
-        let flushed = run(
-            self.lane_of(disk),
-            Stage::Flush,
-            &format!("{} to write back", disk.name()),
-            deadline,
-            || disk.describe(),
-            move || worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
-        );
-        match flushed {
-            Ok(Ok(Ok(()))) => Ok(Flush::Done),
-            Ok(Ok(Err(error))) | Err(error) => Ok(Flush::ThroughMap(error.to_string())),
-            Ok(Err(error)) if abandon => Ok(Flush::Abandoned(error.to_string())),
-            Ok(Err(error)) => Err(error.at(Stage::Flush)),
+            _ => Ok(dropped.and_then(|()| own.flush(&roots, file))),
         }
+    };
+    let flushed = run(
+        lane_of(engine, disk),
+        Stage::Flush,
+        &format!("{} to write back", disk.name()),
+        deadline,
+        || disk.describe(),
+        move || worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
+    );
+    match flushed {
+        Ok(Ok(Ok(()))) => Ok(Flush::Done),
+        Ok(Ok(Err(error))) | Err(error) => Ok(Flush::ThroughMap(error.to_string())),
+        Ok(Err(error)) if abandon => Ok(Flush::Abandoned(error.to_string())),
+        Ok(Err(error)) => Err(error.at(Stage::Flush)),
     }
+}
 
-    fn lane_of(&self, disk: &BlockDevice) -> HostQueue<'_> {
-        if NbdIndex::of_name(disk.name()).is_some() {
-            return None;
-        }
-        let device = ScsiDevice::of_disk(disk).ok().flatten()?;
-        Some((&self.scheduler, device.hctl()))
+fn lane_of<'a>(engine: &'a Engine, disk: &BlockDevice) -> HostQueue<'a> {
+    if NbdIndex::of_name(disk.name()).is_some() {
+        return None;
     }
+    let device = ScsiDevice::of_disk(disk).ok().flatten()?;
+    Some((&engine.scheduler, device.hctl()))
+}
 
-    /// Claims a disk at whose address another unit answers now. Nothing may be written there,
-    /// so no process may have it open either: an open file could hold pages that were never
-    /// written.
-    ///
-    /// # Errors
-    /// `InUse`, which names the users; `NotPermitted` if the users cannot all be seen.
-    pub(in crate::engine) fn claim_replaced(
-        &self,
-        disk: &BlockDevice,
-        watch: &mut Watch,
-        deadline: Deadline,
-    ) -> Result<Claim> {
-        let users = self.users_of(disk, Extent::BesideClaim, deadline)?;
-        users.refuse_busy(self.roots(), disk, Removal::UnflushedDisk)?;
-        users.refuse_unless_all_seen(disk)?;
-        self.claim(disk, FlushPolicy::Require, watch, deadline)
-    }
+/// Claims a disk at whose address another unit answers now. Nothing may be written there,
+/// so no process may have it open either: an open file could hold pages that were never
+/// written.
+///
+/// # Errors
+/// `InUse`, which names the users; `NotPermitted` if the users cannot all be seen.
+pub(in crate::engine) fn claim_replaced(
+    engine: &Engine,
+    disk: &BlockDevice,
+    watch: &mut Watch,
+    deadline: Deadline,
+) -> Result<Claim> {
+    let users = users_of(engine, disk, Extent::BesideClaim, deadline)?;
+    users.refuse_busy(engine.roots(), disk, Removal::UnflushedDisk)?;
+    users.refuse_unless_all_seen(disk)?;
+    claim_disk(engine, disk, FlushPolicy::Require, watch, deadline)
 }
 
 /// Flushes, and records a failure, also one that comes after the caller has gone. If the

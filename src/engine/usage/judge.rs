@@ -1,6 +1,6 @@
 //! Decides which users prevent a removal.
 
-use super::{Holder, Users, not_looked_at};
+use crate::engine::usage::{Holder, Users, not_looked_at};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;

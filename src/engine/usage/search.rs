@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::{Holder, NotLookedAt, not_looked_at};
 use crate::deadline::Deadline;
+use crate::engine::usage::{Holder, NotLookedAt, not_looked_at};
 use crate::error::Result;
 use crate::id::DevNo;
 use crate::kernel::blockdev::BlockDevice;

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Extent, NotLookedAt, Removal, Users};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::usage::{Extent, NotLookedAt, Removal, Users, users_of_each};
 use crate::error::Result;
 use crate::kernel::blockdev::BlockDevice;
 
@@ -23,7 +23,7 @@ impl UsageSnapshot {
     /// Reads the users of these disks.
     ///
     /// # Errors
-    /// Those of [`Engine::users_of_each`].
+    /// Those of [`users_of_each`](crate::engine::usage::users_of_each).
     pub(in crate::engine) fn take(
         engine: &Engine,
         disks: &[&BlockDevice],
@@ -32,7 +32,7 @@ impl UsageSnapshot {
     ) -> Result<Self> {
         let users = match disks {
             [] => Vec::new(),
-            disks => engine.users_of_each(disks, extent, deadline)?,
+            disks => users_of_each(engine, disks, extent, deadline)?,
         };
         Ok(Self {
             taken_at: Instant::now(),

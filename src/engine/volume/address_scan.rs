@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 
 use crate::engine::Engine;
+use crate::engine::attach::addresses::are_scanned;
+use crate::engine::detach::resolve::addresses_of;
 use crate::engine::journal::{Record, VolumeGuard};
 use crate::engine::unit::place::PathPlace;
 use crate::error::Result;
@@ -12,7 +14,7 @@ use crate::kernel::machine;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 
-/// See [`Engine::address_scan`].
+/// See [`address_scan`].
 #[derive(Debug, Default)]
 pub(super) struct AddressScan {
     pub(in crate::engine) scsi: Vec<ScsiDevice>,
@@ -27,88 +29,86 @@ impl AddressScan {
     }
 }
 
-impl Engine {
-    /// The devices at the addresses of a volume's sources, no matter to which volume they
-    /// belong.
-    pub(super) fn address_scan(&self, record: &Record) -> Result<AddressScan> {
-        let mut there = AddressScan::default();
-        if let Some(nbd) = &record.spec.nbd {
-            there.nbd = self
-                .backends
-                .lock()
-                .of_backend(self.roots(), &nbd.backend)?;
-            return Ok(there);
-        }
-        for source in &record.spec.sources {
-            if !self.is_renumbered(record, source) {
-                there.scsi.extend(self.at_source(source)?);
-            }
-        }
-        Ok(there)
+/// The devices at the addresses of a volume's sources, no matter to which volume they
+/// belong.
+pub(super) fn address_scan(engine: &Engine, record: &Record) -> Result<AddressScan> {
+    let mut there = AddressScan::default();
+    if let Some(nbd) = &record.spec.nbd {
+        there.nbd = engine
+            .backends
+            .lock()
+            .of_backend(engine.roots(), &nbd.backend)?;
+        return Ok(there);
     }
-
-    fn at_source(&self, source: &Source) -> Result<Vec<ScsiDevice>> {
-        let mut there = Vec::new();
-        for hctl in self.scsi_addresses_of(source)? {
-            there.extend(ScsiDevice::find(self.roots(), hctl)?);
-        }
-        Ok(there)
-    }
-
-    /// The addresses of a source; empty for an NBD source, which is no path of a SCSI
-    /// unit.
-    pub(super) fn scsi_addresses_of(&self, source: &Source) -> Result<BTreeSet<Hctl>> {
-        match source {
-            Source::Nbd(_) => Ok(BTreeSet::new()),
-            source => self.addresses_of(source),
+    for source in &record.spec.sources {
+        if !is_renumbered(engine, record, source) {
+            there.scsi.extend(at_source(engine, source)?);
         }
     }
+    Ok(there)
+}
 
-    /// Whether a source is an address that the kernel may have assigned to another
-    /// device: the record is from an earlier boot, and no unique name of the unit is
-    /// known.
-    pub(super) fn is_renumbered(&self, record: &Record, source: &Source) -> bool {
-        let is_known = record.names().first().is_some_and(Wwid::is_unique);
-        let Some(boot) = &record.boot else {
-            return false;
-        };
-        let is_address = matches!(source, Source::Scsi(_));
-        let now = || machine::boot_id(self.roots());
-        is_address && !is_known && now().is_some_and(|now| now != *boot)
+fn at_source(engine: &Engine, source: &Source) -> Result<Vec<ScsiDevice>> {
+    let mut there = Vec::new();
+    for hctl in scsi_addresses_of(engine, source)? {
+        there.extend(ScsiDevice::find(engine.roots(), hctl)?);
     }
+    Ok(there)
+}
 
-    /// Whether the device at a source's addresses belongs to another volume or is another
-    /// unit than expected, or whether the addresses no longer identify the volume. A
-    /// device that reports no names may be the volume's.
-    pub(super) fn leads_to_another(
-        &self,
-        guard: &VolumeGuard,
-        record: &Record,
-        source: &Source,
-    ) -> Result<bool> {
-        if self.is_renumbered(record, source) {
+/// The addresses of a source; empty for an NBD source, which is no path of a SCSI
+/// unit.
+pub(super) fn scsi_addresses_of(engine: &Engine, source: &Source) -> Result<BTreeSet<Hctl>> {
+    match source {
+        Source::Nbd(_) => Ok(BTreeSet::new()),
+        source => addresses_of(engine, source),
+    }
+}
+
+/// Whether a source is an address that the kernel may have assigned to another
+/// device: the record is from an earlier boot, and no unique name of the unit is
+/// known.
+pub(super) fn is_renumbered(engine: &Engine, record: &Record, source: &Source) -> bool {
+    let is_known = record.names().first().is_some_and(Wwid::is_unique);
+    let Some(boot) = &record.boot else {
+        return false;
+    };
+    let is_address = matches!(source, Source::Scsi(_));
+    let now = || machine::boot_id(engine.roots());
+    is_address && !is_known && now().is_some_and(|now| now != *boot)
+}
+
+/// Whether the device at a source's addresses belongs to another volume or is another
+/// unit than expected, or whether the addresses no longer identify the volume. A
+/// device that reports no names may be the volume's.
+pub(super) fn leads_to_another(
+    engine: &Engine,
+    guard: &VolumeGuard,
+    record: &Record,
+    source: &Source,
+) -> Result<bool> {
+    if is_renumbered(engine, record, source) {
+        return Ok(true);
+    }
+    let names = record.names();
+    let expected = names.first();
+    for device in at_source(engine, source)? {
+        let identity = device.cached_identity()?;
+        let place = PathPlace::of(engine.roots(), &device);
+        let is_expected = |name: &Wwid| identity.names.is_empty() || identity.is(name);
+        if guard.is_anothers(&identity, &place) || !expected.is_none_or(is_expected) {
             return Ok(true);
         }
-        let names = record.names();
-        let expected = names.first();
-        for device in self.at_source(source)? {
-            let identity = device.cached_identity()?;
-            let place = PathPlace::of(self.roots(), &device);
-            let is_expected = |name: &Wwid| identity.names.is_empty() || identity.is(name);
-            if guard.is_anothers(&identity, &place) || !expected.is_none_or(is_expected) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
+    Ok(false)
+}
 
-    /// Whether the kernel still runs a scan for the volume, which may bring a device.
-    pub(super) fn is_being_scanned(&self, record: &Record) -> Result<bool> {
-        for source in &record.spec.sources {
-            if self.are_scanned(&self.scsi_addresses_of(source)?)? {
-                return Ok(true);
-            }
+/// Whether the kernel still runs a scan for the volume, which may bring a device.
+pub(super) fn is_being_scanned(engine: &Engine, record: &Record) -> Result<bool> {
+    for source in &record.spec.sources {
+        if are_scanned(engine, &scsi_addresses_of(engine, source)?)? {
+            return Ok(true);
         }
-        Ok(false)
     }
+    Ok(false)
 }

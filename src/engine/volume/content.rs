@@ -8,6 +8,8 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::journal::{Journal, Outcome, VolumeGuard};
+use crate::engine::nbd::backend::device_of_backend;
+use crate::engine::nbd::known::known_tls;
 use crate::engine::volume::recover::{Condition, VolumeStatus};
 use crate::error::Result;
 use crate::id::{BackendId, ContentName};
@@ -33,51 +35,55 @@ impl Engine {
             let Ok(guard) = journal.guard(&there.volume, None, no_wait) else {
                 continue;
             };
-            if let Err(error) = self.learn_content(&guard, Deadline::after(LIMIT)) {
+            if let Err(error) = learn_content(self, &guard, Deadline::after(LIMIT)) {
                 tracing::warn!(%error, volume = %there.volume, "cannot record its content names");
             }
         }
     }
+}
 
-    /// Does the same for one volume.
-    ///
-    /// # Errors
-    /// Those of reading sysfs or udev's record, and of writing the journal.
-    pub(super) fn learn_content(&self, guard: &Arc<VolumeGuard>, deadline: Deadline) -> Result<()> {
-        if let Some(mut record) = guard.record()
-            && record.intent.is_none()
-            && let Some(nbd) = &record.spec.nbd
-            && let Some(outcome) = &mut record.outcome
-            && let Some(device) = self.nbd_of(&nbd.backend)?
-        {
-            let names = self.newly_read(&device, &nbd.backend, outcome)?;
-            let tls = self.known_tls(&device, &nbd.backend, outcome.tls.as_ref());
-            if names.is_some() || tls != outcome.tls {
-                outcome.content = names.or(outcome.content.take());
-                outcome.tls = tls;
-                guard.write(record, deadline)?;
-            }
+/// Does the same for one volume.
+///
+/// # Errors
+/// Those of reading sysfs or udev's record, and of writing the journal.
+pub(super) fn learn_content(
+    engine: &Engine,
+    guard: &Arc<VolumeGuard>,
+    deadline: Deadline,
+) -> Result<()> {
+    if let Some(mut record) = guard.record()
+        && record.intent.is_none()
+        && let Some(nbd) = &record.spec.nbd
+        && let Some(outcome) = &mut record.outcome
+        && let Some(device) = device_of_backend(engine, &nbd.backend)?
+    {
+        let names = newly_read(engine, &device, &nbd.backend, outcome)?;
+        let tls = known_tls(engine, &device, &nbd.backend, outcome.tls.as_ref());
+        if names.is_some() || tls != outcome.tls {
+            outcome.content = names.or(outcome.content.take());
+            outcome.tls = tls;
+            guard.write(record, deadline)?;
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// The names that udev has read of the volume's device, where the journal lacks one of
-    /// them.
-    fn newly_read(
-        &self,
-        device: &NbdDevice,
-        backend: &BackendId,
-        outcome: &Outcome,
-    ) -> Result<Option<Vec<ContentName>>> {
-        if self.hub().mode() != Mode::Udev {
-            return Ok(None);
-        }
-        let read = device.content_by_udev(self.roots())?.unwrap_or_default();
-        // Another process may have detached it, and udev's record may be of the next volume.
-        let is_its_own = device.backend()?.as_deref() == Some(backend.as_str());
-        let is_news = is_its_own && is_news(&read, outcome.content.as_deref());
-        Ok(is_news.then_some(read))
+/// The names that udev has read of the volume's device, where the journal lacks one of
+/// them.
+fn newly_read(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+    outcome: &Outcome,
+) -> Result<Option<Vec<ContentName>>> {
+    if engine.hub().mode() != Mode::Udev {
+        return Ok(None);
     }
+    let read = device.content_by_udev(engine.roots())?.unwrap_or_default();
+    // Another process may have detached it, and udev's record may be of the next volume.
+    let is_its_own = device.backend()?.as_deref() == Some(backend.as_str());
+    let is_news = is_its_own && is_news(&read, outcome.content.as_deref());
+    Ok(is_news.then_some(read))
 }
 
 /// Whether one of the names is news. No name proves nothing, since udev's read may have failed.

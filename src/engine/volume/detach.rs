@@ -4,11 +4,19 @@ use std::sync::Arc;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::attach::addresses::wait_for_scans;
 use crate::engine::detach::receipt::DetachFailure;
 use crate::engine::detach::{DetachRequest, DetachTarget, Detachment, Place};
+use crate::engine::iscsi::sessions::end_sessions_of;
 use crate::engine::journal::{Detached, Intent, Journal, Operation, Record, VolumeGuard};
+use crate::engine::nbd::backend::device_of_backend;
 use crate::engine::timing::StageObserver;
-use crate::engine::usage::Extent;
+use crate::engine::unit::place::may_be_one_unit;
+use crate::engine::usage::{Extent, users_of};
+use crate::engine::volume::address_scan::{
+    address_scan, is_being_scanned, leads_to_another, scsi_addresses_of,
+};
+use crate::engine::volume::of_target::detached_before;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, VolumeId};
 use crate::uevent::{self, Mode};
@@ -89,82 +97,86 @@ impl Engine {
         let guard = journal.guard(volume, None, deadline)?;
         let Some(record) = guard.record() else {
             let before = guard.detached().ok_or_else(|| unknown(volume))?;
-            return Ok(self.detached_before(before)?);
+            return Ok(detached_before(self, before)?);
         };
         let is_detach = |intent: &Intent| matches!(intent.operation, Operation::Detach { .. });
         if !how.abandon && record.intent.as_ref().is_some_and(is_detach) {
-            self.wait_for_probe_of(&record, deadline)?;
+            wait_for_probe_of(self, &record, deadline)?;
         }
-        self.detach_guarded(&guard, record, how, deadline)
+        detach_guarded(self, &guard, record, how, deadline)
     }
+}
 
-    /// Waits for udev before an unfinished detach of an NBD device is tried again. The
-    /// process that was killed in it may have told the kernel to disconnect. The device then
-    /// stays until its last close, which may be that of udev's probe, and fails all I/O, so
-    /// that a flush would seem to lose what the flush before it wrote.
-    pub(super) fn wait_for_probe_of(&self, record: &Record, deadline: Deadline) -> Result<()> {
-        let Some(nbd) = &record.spec.nbd else {
-            return Ok(());
-        };
-        let Some(device) = self.nbd_of(&nbd.backend)? else {
-            return Ok(());
-        };
-        let (roots, mode, disk) = (self.roots(), self.hub().mode(), device.disk());
-        let mut watch = self.hub().watch(&device.index().name());
-        let users = self.users_of(disk, Extent::BesideClaim, deadline)?;
-        if mode == Mode::Udev && users.has_udev() {
-            // A probe may hang on a dead link, and then the flush is tried nevertheless.
-            let limit = deadline.half();
-            let _or_not = uevent::settle_again(&mut watch, mode, roots, disk.dir(), limit);
-        }
-        Ok(())
+/// Waits for udev before an unfinished detach of an NBD device is tried again. The
+/// process that was killed in it may have told the kernel to disconnect. The device then
+/// stays until its last close, which may be that of udev's probe, and fails all I/O, so
+/// that a flush would seem to lose what the flush before it wrote.
+pub(super) fn wait_for_probe_of(
+    engine: &Engine,
+    record: &Record,
+    deadline: Deadline,
+) -> Result<()> {
+    let Some(nbd) = &record.spec.nbd else {
+        return Ok(());
+    };
+    let Some(device) = device_of_backend(engine, &nbd.backend)? else {
+        return Ok(());
+    };
+    let (roots, mode, disk) = (engine.roots(), engine.hub().mode(), device.disk());
+    let mut watch = engine.hub().watch(&device.index().name());
+    let users = users_of(engine, disk, Extent::BesideClaim, deadline)?;
+    if mode == Mode::Udev && users.has_udev() {
+        // A probe may hang on a dead link, and then the flush is tried nevertheless.
+        let limit = deadline.half();
+        let _or_not = uevent::settle_again(&mut watch, mode, roots, disk.dir(), limit);
     }
+    Ok(())
+}
 
-    pub(super) fn detach_guarded(
-        &self,
-        guard: &Arc<VolumeGuard>,
-        record: Record,
-        how: &DetachVolume,
-        deadline: Deadline,
-    ) -> Result<Detachment, DetachFailure> {
-        guard.require_sole_owner(&record)?;
-        let operation = Operation::Detach {
-            abandon_unwritten: how.abandon,
-        };
-        let intent = Record {
-            intent: Some(Intent::now(operation)),
-            ..record.clone()
-        };
-        guard.begin(intent, deadline)?;
-        let detach = GuardedDetach {
-            engine: self,
-            guard,
-            record: &record,
-            how,
-            deadline,
-        };
-        let failure = match detach.run() {
-            Ok(mut detachment) => {
-                detachment.volume = Some(record.volume.clone());
-                let detached = Detached::of(&detachment);
-                return match guard.finish(record, detached, deadline.for_rollback()) {
-                    Ok(()) => Ok(detachment),
-                    Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
-                };
-            }
-            Err(failure) => failure,
-        };
-        let receipt = &failure.receipt;
-        let in_part = receipt.paths.iter().any(|path| path.gone)
-            || receipt.map.as_ref().is_some_and(|map| map.gone);
-        if failure.kind() != ErrorKind::TimedOut
-            && !in_part
-            && let Err(error) = guard.write(record, deadline.for_rollback())
-        {
-            tracing::warn!(%error, "the intent stays in the journal");
+pub(super) fn detach_guarded(
+    engine: &Engine,
+    guard: &Arc<VolumeGuard>,
+    record: Record,
+    how: &DetachVolume,
+    deadline: Deadline,
+) -> Result<Detachment, DetachFailure> {
+    guard.require_sole_owner(&record)?;
+    let operation = Operation::Detach {
+        abandon_unwritten: how.abandon,
+    };
+    let intent = Record {
+        intent: Some(Intent::now(operation)),
+        ..record.clone()
+    };
+    guard.begin(intent, deadline)?;
+    let detach = GuardedDetach {
+        engine,
+        guard,
+        record: &record,
+        how,
+        deadline,
+    };
+    let failure = match detach.run() {
+        Ok(mut detachment) => {
+            detachment.volume = Some(record.volume.clone());
+            let detached = Detached::of(&detachment);
+            return match guard.finish(record, detached, deadline.for_rollback()) {
+                Ok(()) => Ok(detachment),
+                Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
+            };
         }
-        Err(failure)
+        Err(failure) => failure,
+    };
+    let receipt = &failure.receipt;
+    let in_part = receipt.paths.iter().any(|path| path.gone)
+        || receipt.map.as_ref().is_some_and(|map| map.gone);
+    if failure.kind() != ErrorKind::TimedOut
+        && !in_part
+        && let Err(error) = guard.write(record, deadline.for_rollback())
+    {
+        tracing::warn!(%error, "the intent stays in the journal");
     }
+    Err(failure)
 }
 
 /// The detach of a volume whose record says that it has begun.
@@ -182,10 +194,7 @@ impl GuardedDetach<'_> {
         let spec = &self.record.spec;
         if let Some(log_in) = spec.log_in.as_ref().filter(|_| !self.how.keep_sessions) {
             let initiator = &log_in.initiator;
-            match self
-                .engine
-                .end_sessions_of(&spec.sources, initiator, self.deadline)
-            {
+            match end_sessions_of(self.engine, &spec.sources, initiator, self.deadline) {
                 Ok(ended) => done.logged_out.extend(ended),
                 Err(error) => return Err(DetachFailure::after(error, done.receipt)),
             }
@@ -205,7 +214,7 @@ impl GuardedDetach<'_> {
         }
         if let Some(name) = names.first() {
             // Asked before the detach logs out the sessions over which the kernel scans.
-            let may_come = engine.is_being_scanned(record)?;
+            let may_come = is_being_scanned(engine, record)?;
             let unit = DetachTarget::Unit(name.clone());
             let detachment = engine.detach(self.how.request(unit), self.deadline)?;
             if record.outcome.is_some() && !may_come {
@@ -228,7 +237,7 @@ impl GuardedDetach<'_> {
     /// Whether a volume whose unit is not identified yet has several paths now, all of one
     /// unit without a unique name. A map may hold them.
     fn has_weak_paths(&self) -> Result<bool> {
-        let devices = self.engine.address_scan(self.record)?.scsi;
+        let devices = address_scan(self.engine, self.record)?.scsi;
         let mut identities = Vec::new();
         for device in &devices {
             identities.push(device.cached_identity()?);
@@ -237,7 +246,7 @@ impl GuardedDetach<'_> {
         let Some(first) = paths.next().filter(|(_, identity)| identity.is_weak()) else {
             return Ok(false);
         };
-        Ok(devices.len() > 1 && paths.all(|path| self.engine.may_be_one_unit(first, path)))
+        Ok(devices.len() > 1 && paths.all(|path| may_be_one_unit(self.engine, first, path)))
     }
 
     /// Detaches what is at these sources, all in one request.
@@ -246,8 +255,8 @@ impl GuardedDetach<'_> {
         let mut request: Option<DetachRequest> = None;
         for source in sources {
             if record.spec.nbd.is_none() {
-                engine.wait_for_scans(&engine.scsi_addresses_of(source)?, deadline)?;
-                if engine.leads_to_another(self.guard, record, source)? {
+                wait_for_scans(engine, &scsi_addresses_of(engine, source)?, deadline)?;
+                if leads_to_another(engine, self.guard, record, source)? {
                     // Only its address is known, and the device there is not the volume's.
                     continue;
                 }

@@ -4,9 +4,11 @@ use std::fmt::Write as _;
 
 use crate::deadline::Deadline;
 use crate::engine::detach::receipt::Receipt;
-use crate::engine::detach::resolve::{Resolved, ResolvedUnit};
+use crate::engine::detach::resolve::{Resolved, ResolvedUnit, resolve_target};
 use crate::engine::detach::{DetachTarget, Detachment, Place};
 use crate::engine::journal::{JournalView, Record};
+use crate::engine::unit::devices_named;
+use crate::engine::volume::recover::status::survey_records;
 use crate::engine::volume::recover::{Condition, VolumeStatus};
 use crate::engine::{DetachRequest, Engine};
 use crate::error::Result;
@@ -28,10 +30,10 @@ impl Engine {
         request: &DetachRequest,
         deadline: Deadline,
     ) -> Result<Option<VolumeId>> {
-        let found = self.find(&request.target, request.backend.clone(), deadline)?;
+        let found = resolve_target(self, &request.target, request.backend.clone(), deadline)?;
         let mut by_source = None;
         for (record, there) in journal.records.iter().zip(self.survey_read(journal)?) {
-            if self.is_at(&found, record, &there)? {
+            if is_at(self, &found, record, &there)? {
                 return Ok(Some(there.volume));
             }
             if by_source.is_none() && is_named(&request.target, &found, record) {
@@ -52,83 +54,83 @@ impl Engine {
         request: &DetachRequest,
         deadline: Deadline,
     ) -> Result<Option<Detachment>> {
-        let found = self.find(&request.target, request.backend.clone(), deadline)?;
+        let found = resolve_target(self, &request.target, request.backend.clone(), deadline)?;
         let named = |record: &&Record| is_named(&request.target, &found, record);
         let mut records: Vec<&Record> = journal.detached.iter().filter(named).collect();
         records.sort_by_key(|record| record.detached.as_ref().map(|detached| &detached.at));
         let last = records.last();
-        last.map(|record| self.detached_before(record)).transpose()
+        last.map(|record| detached_before(self, record)).transpose()
     }
+}
 
-    /// The answer to a repeated detach of a volume.
-    pub(super) fn detached_before(&self, record: &Record) -> Result<Detachment> {
-        let names = record.names();
-        let place = match &record.spec.nbd {
-            Some(nbd) => Place::Nbd {
-                index: None,
-                backend: Some(nbd.backend.clone()),
-            },
-            None => Place::Scsi {
-                hctl: None,
-                name: names.first().cloned(),
-            },
-        };
-        let mut again = Detachment::unchanged(place);
-        again.volume = Some(record.volume.clone());
-        let Some(detached) = &record.detached else {
-            return Ok(again);
-        };
-        let live = Record {
-            detached: None,
-            ..record.clone()
-        };
-        let stands = self.survey_records(&[live])?.pop();
-        let stands = stands.filter(|found| found.condition != Condition::Gone);
-        let mut note = format!("it was detached at {}", detached.at);
-        if let Some(there) = &stands {
-            let _ = write!(note, ", and something stands where it was: {}", there.seen);
-        }
-        again.detached_at = Some(detached.at.clone());
-        again.safe_to_unmap = detached.safe_to_unmap && stands.is_none();
-        again.not_looked_at.clone_from(&detached.not_looked_at);
-        again.receipt = Some(Receipt {
-            names,
-            notes: vec![note],
-            not_looked_at: detached.not_looked_at.clone(),
-            safe_to_unmap: again.safe_to_unmap,
-            ..Receipt::default()
-        });
-        Ok(again)
+/// The answer to a repeated detach of a volume.
+pub(super) fn detached_before(engine: &Engine, record: &Record) -> Result<Detachment> {
+    let names = record.names();
+    let place = match &record.spec.nbd {
+        Some(nbd) => Place::Nbd {
+            index: None,
+            backend: Some(nbd.backend.clone()),
+        },
+        None => Place::Scsi {
+            hctl: None,
+            name: names.first().cloned(),
+        },
+    };
+    let mut again = Detachment::unchanged(place);
+    again.volume = Some(record.volume.clone());
+    let Some(detached) = &record.detached else {
+        return Ok(again);
+    };
+    let live = Record {
+        detached: None,
+        ..record.clone()
+    };
+    let stands = survey_records(engine, &[live])?.pop();
+    let stands = stands.filter(|found| found.condition != Condition::Gone);
+    let mut note = format!("it was detached at {}", detached.at);
+    if let Some(there) = &stands {
+        let _ = write!(note, ", and something stands where it was: {}", there.seen);
     }
+    again.detached_at = Some(detached.at.clone());
+    again.safe_to_unmap = detached.safe_to_unmap && stands.is_none();
+    again.not_looked_at.clone_from(&detached.not_looked_at);
+    again.receipt = Some(Receipt {
+        names,
+        notes: vec![note],
+        not_looked_at: detached.not_looked_at.clone(),
+        safe_to_unmap: again.safe_to_unmap,
+        ..Receipt::default()
+    });
+    Ok(again)
+}
 
-    /// Whether the target that was found is a present device of the volume.
-    fn is_at(&self, found: &Resolved, record: &Record, there: &VolumeStatus) -> Result<bool> {
-        let wanted = match found {
-            Resolved::NbdBackend(id) => {
-                let own = record.spec.nbd.as_ref().map(|nbd| &nbd.backend);
-                return Ok(own == Some(id));
-            }
-            Resolved::Nbd(device) => return Ok(there.nbd_index == Some(device.index())),
-            Resolved::Scsi(wanted) => wanted,
-        };
-        let paths = self.addresses(wanted)?;
-        Ok(paths.iter().any(|path| there.paths.contains(path)))
-    }
+/// Whether the target that was found is a present device of the volume.
+fn is_at(engine: &Engine, found: &Resolved, record: &Record, there: &VolumeStatus) -> Result<bool> {
+    let wanted = match found {
+        Resolved::NbdBackend(id) => {
+            let own = record.spec.nbd.as_ref().map(|nbd| &nbd.backend);
+            return Ok(own == Some(id));
+        }
+        Resolved::Nbd(device) => return Ok(there.nbd_index == Some(device.index())),
+        Resolved::Scsi(wanted) => wanted,
+    };
+    let paths = addresses(engine, wanted)?;
+    Ok(paths.iter().any(|path| there.paths.contains(path)))
+}
 
-    /// The addresses of the devices of a SCSI unit that was found.
-    fn addresses(&self, wanted: &ResolvedUnit) -> Result<Vec<Hctl>> {
-        let mut paths: Vec<Hctl> = wanted.locked_addresses().into_iter().collect();
-        if let Some(map) = &wanted.map {
-            for disk in map.paths()? {
-                paths.extend(ScsiDevice::of_disk(&disk)?.map(|device| device.hctl()));
-            }
+/// The addresses of the devices of a SCSI unit that was found.
+fn addresses(engine: &Engine, wanted: &ResolvedUnit) -> Result<Vec<Hctl>> {
+    let mut paths: Vec<Hctl> = wanted.locked_addresses().into_iter().collect();
+    if let Some(map) = &wanted.map {
+        for disk in map.paths()? {
+            paths.extend(ScsiDevice::of_disk(&disk)?.map(|device| device.hctl()));
         }
-        if let Some(name) = &wanted.name {
-            let devices = self.devices_named(name)?;
-            paths.extend(devices.iter().map(ScsiDevice::hctl));
-        }
-        Ok(paths)
     }
+    if let Some(name) = &wanted.name {
+        let devices = devices_named(engine, name)?;
+        paths.extend(devices.iter().map(ScsiDevice::hctl));
+    }
+    Ok(paths)
 }
 
 /// Whether a record says that the target is its volume, wherever the volume is.

@@ -3,7 +3,7 @@
 
 mod condition;
 mod observe;
-mod status;
+pub(super) mod status;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,13 +15,16 @@ use crate::engine::iscsi::sessions::{LOGIN, destroy_incomplete};
 use crate::engine::journal::{Journal, Operation, Problem, Record, VolumeGuard};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::telemetry::{self, Call};
-use crate::engine::volume::DetachVolume;
+use crate::engine::volume::content::learn_content;
+use crate::engine::volume::detach::{detach_guarded, wait_for_probe_of};
+use crate::engine::volume::recover::observe::{Observed, find_foreign, observe};
+use crate::engine::volume::resize::resize_guarded;
+use crate::engine::volume::{DetachVolume, attach_guarded};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, VolumeId};
 use crate::kernel::pool;
 use crate::scsi::{self, ScsiDevice};
 pub use condition::{Action, Condition, Foreign};
-use observe::Observed;
 pub use status::VolumeStatus;
 
 /// What a recovery found and did, for every volume of a journal.
@@ -113,37 +116,7 @@ impl Engine {
     /// # Errors
     /// If sysfs cannot be read.
     pub fn recover(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
-        telemetry::measured(Call::Recover, || self.recover_all(journal, deadline))
-    }
-
-    fn recover_all(&self, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
-        let records = journal.records();
-        let patience = patience(records.len(), deadline);
-        let one = |record: &Record| self.recover_one(journal, &record.volume, patience, deadline);
-        let ended = pool::each(Stage::Resolve, &records, one);
-        let without_end = |record: &Record, error| {
-            let seen = "the search for it did not finish".to_owned();
-            Recovered::failed(record.volume.clone(), under_way(record), seen, error)
-        };
-        let volumes = records
-            .iter()
-            .zip(ended)
-            .filter_map(|(record, ended)| {
-                ended.unwrap_or_else(|error| Some(without_end(record, error)))
-            })
-            .collect();
-        if let Err(error) = destroy_incomplete(self.roots(), deadline) {
-            // Its lock file stays, so the next recovery finds it.
-            tracing::warn!(%error, "cannot destroy an incomplete session");
-        }
-        self.purge_stale_locks();
-        // A volume that was attached meanwhile is known as well.
-        let known: Vec<Record> = records.into_iter().chain(journal.records()).collect();
-        Ok(Recovery {
-            volumes,
-            foreign: self.foreign(&known)?,
-            problems: journal.problems().to_vec(),
-        })
+        telemetry::measured(Call::Recover, || recover_all(self, journal, deadline))
     }
 
     /// Removes the lock files that dead processes have left, except those that mark an
@@ -161,156 +134,191 @@ impl Engine {
         volume: &VolumeId,
         deadline: Deadline,
     ) -> Option<Recovered> {
-        self.recover_one(journal, volume, PATIENCE, deadline)
+        recover_one(self, journal, volume, PATIENCE, deadline)
     }
+}
 
-    fn recover_one(
-        &self,
-        journal: &Journal,
-        volume: &VolumeId,
-        patience: Duration,
-        deadline: Deadline,
-    ) -> Option<Recovered> {
-        let failed =
-            |condition, seen, error| Recovered::failed(volume.clone(), condition, seen, error);
-        let guard = match journal.guard(volume, None, deadline) {
-            Ok(guard) => guard,
-            Err(error) => {
-                let seen = "another thread works on it".to_owned();
-                let record = journal.record(volume)?;
-                return Some(failed(under_way(&record), seen, error));
-            }
-        };
-        let record = guard.record()?;
-        let seen = match self.look(&guard, &record, deadline) {
-            Ok(seen) => seen,
-            Err(error) => {
-                let seen = "it could not be looked for".to_owned();
-                return Some(failed(under_way(&record), seen, error));
-            }
-        };
-        let condition = seen.condition(&record);
-        let (condition, action) =
-            match self.act(&guard, &record, &seen, condition, patience, deadline) {
-                Ok(done) => done,
-                Err(error) => (condition, Action::Failed(error)),
-            };
-        if condition == Condition::Complete
-            && let Err(error) = self.learn_content(&guard, deadline)
-        {
-            tracing::warn!(%error, "cannot record its content names");
-        }
-        tracing::info!(?condition, ?action, %seen, "recovered");
-        let outcome = guard.record().and_then(|record| record.outcome);
-        let attached = condition == Condition::Complete
-            || !matches!(action, Action::Nothing | Action::Failed(_));
-        Some(Recovered {
-            volume: volume.clone(),
-            condition,
-            seen: seen.to_string(),
-            action,
-            node: outcome.filter(|_| attached).map(|outcome| outcome.node),
+fn recover_all(engine: &Engine, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
+    let records = journal.records();
+    let patience = patience(records.len(), deadline);
+    let one = |record: &Record| recover_one(engine, journal, &record.volume, patience, deadline);
+    let ended = pool::each(Stage::Resolve, &records, one);
+    let without_end = |record: &Record, error| {
+        let seen = "the search for it did not finish".to_owned();
+        Recovered::failed(record.volume.clone(), under_way(record), seen, error)
+    };
+    let volumes = records
+        .iter()
+        .zip(ended)
+        .filter_map(|(record, ended)| {
+            ended.unwrap_or_else(|error| Some(without_end(record, error)))
         })
+        .collect();
+    if let Err(error) = destroy_incomplete(engine.roots(), deadline) {
+        // Its lock file stays, so the next recovery finds it.
+        tracing::warn!(%error, "cannot destroy an incomplete session");
     }
+    engine.purge_stale_locks();
+    // A volume that was attached meanwhile is known as well.
+    let known: Vec<Record> = records.into_iter().chain(journal.records()).collect();
+    Ok(Recovery {
+        volumes,
+        foreign: find_foreign(engine, &known)?,
+        problems: journal.problems().to_vec(),
+    })
+}
 
-    fn act(
-        &self,
-        guard: &Arc<VolumeGuard>,
-        record: &Record,
-        seen: &Observed,
-        condition: Condition,
-        patience: Duration,
-        deadline: Deadline,
-    ) -> Result<(Condition, Action)> {
-        let operation = record.intent.as_ref().map(|intent| intent.operation);
-        let stands = !matches!(seen, Observed::Nothing);
-        let without_intent = || Record {
-            intent: None,
-            ..record.clone()
-        };
-        let action = match operation {
-            None => return self.look_after(record, seen, condition, patience, deadline),
-            Some(Operation::Detach { abandon_unwritten }) => {
-                let how = DetachVolume {
-                    abandon: abandon_unwritten,
-                    ..DetachVolume::default()
-                };
-                if !abandon_unwritten {
-                    self.wait_for_probe_of(record, deadline)?;
-                }
-                // A refused detach leaves it attached, and no later recovery may detach it.
-                self.detach_guarded(guard, without_intent(), &how, deadline)?;
-                Action::Finished
-            }
-            Some(Operation::Attach) if stands => {
-                let (_, healed) = self.look_after(record, seen, condition, patience, deadline)?;
-                if matches!(healed, Action::Failed(_)) {
-                    return Ok((Condition::LinkDead, healed));
-                }
-                let request = record.spec.request()?;
-                let before = Some(record.clone());
-                self.attach_guarded(guard, before, record.clone(), &request, deadline)?;
-                Action::Finished
-            }
-            Some(Operation::Resize { at_least }) if matches!(seen, Observed::Answers { .. }) => {
-                self.resize_guarded(guard, record.clone(), at_least, deadline)?;
-                Action::Finished
-            }
-            // Its paths come back, and the resize stays begun until then.
-            Some(Operation::Resize { .. }) if condition == Condition::LinkDead => Action::Nothing,
-            Some(Operation::Attach) if record.outcome.is_none() => {
-                self.detach_guarded(guard, record.clone(), &DetachVolume::default(), deadline)?;
-                // No caller got the device.
-                guard.undo(deadline.for_rollback())?;
-                Action::Undone
-            }
-            Some(Operation::Attach | Operation::Resize { .. }) => {
-                guard.write(without_intent(), deadline)?;
-                Action::Nothing
-            }
-        };
-        Ok((condition, action))
-    }
-
-    /// Asks the server of an attached NBD device whether it lives, and has the kernel read
-    /// the size of a SCSI path again that it takes for empty.
-    fn look_after(
-        &self,
-        record: &Record,
-        seen: &Observed,
-        condition: Condition,
-        patience: Duration,
-        deadline: Deadline,
-    ) -> Result<(Condition, Action)> {
-        if let Observed::Answers { without_size, .. } = seen
-            && !without_size.is_empty()
-        {
-            return Ok(match self.have_sizes_read(without_size, deadline) {
-                Ok(()) => (condition, Action::Healed),
-                Err(error) => (Condition::LinkDead, Action::Failed(error)),
-            });
+fn recover_one(
+    engine: &Engine,
+    journal: &Journal,
+    volume: &VolumeId,
+    patience: Duration,
+    deadline: Deadline,
+) -> Option<Recovered> {
+    let failed = |condition, seen, error| Recovered::failed(volume.clone(), condition, seen, error);
+    let guard = match journal.guard(volume, None, deadline) {
+        Ok(guard) => guard,
+        Err(error) => {
+            let seen = "another thread works on it".to_owned();
+            let record = journal.record(volume)?;
+            return Some(failed(under_way(&record), seen, error));
         }
-        let source = record.spec.sources.first();
-        let stands = matches!(condition, Condition::Complete | Condition::HalfAttached);
-        let Some(source @ Source::Nbd(_)) = source.filter(|_| stands) else {
-            return Ok((condition, Action::Nothing));
-        };
-        let limit = deadline.at_most(patience);
-        let healing = self.heal_source(source, &record.nbd_options(), limit)?;
-        Ok(observe::after_healing(condition, healing))
-    }
-
-    fn have_sizes_read(&self, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
-        for device in paths {
-            if !scsi::reread_size(device, &self.scheduler, deadline)? {
-                let hctl = device.hctl();
-                let message =
-                    format!("the kernel still shows {hctl} without a size after a rescan");
-                return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
-            }
+    };
+    let record = guard.record()?;
+    let seen = match observe(engine, &guard, &record, deadline) {
+        Ok(seen) => seen,
+        Err(error) => {
+            let seen = "it could not be looked for".to_owned();
+            return Some(failed(under_way(&record), seen, error));
         }
-        Ok(())
+    };
+    let condition = seen.condition(&record);
+    let (condition, action) = match act(
+        engine, &guard, &record, &seen, condition, patience, deadline,
+    ) {
+        Ok(done) => done,
+        Err(error) => (condition, Action::Failed(error)),
+    };
+    if condition == Condition::Complete
+        && let Err(error) = learn_content(engine, &guard, deadline)
+    {
+        tracing::warn!(%error, "cannot record its content names");
     }
+    tracing::info!(?condition, ?action, %seen, "recovered");
+    let outcome = guard.record().and_then(|record| record.outcome);
+    let attached =
+        condition == Condition::Complete || !matches!(action, Action::Nothing | Action::Failed(_));
+    Some(Recovered {
+        volume: volume.clone(),
+        condition,
+        seen: seen.to_string(),
+        action,
+        node: outcome.filter(|_| attached).map(|outcome| outcome.node),
+    })
+}
+
+fn act(
+    engine: &Engine,
+    guard: &Arc<VolumeGuard>,
+    record: &Record,
+    seen: &Observed,
+    condition: Condition,
+    patience: Duration,
+    deadline: Deadline,
+) -> Result<(Condition, Action)> {
+    let operation = record.intent.as_ref().map(|intent| intent.operation);
+    let stands = !matches!(seen, Observed::Nothing);
+    let without_intent = || Record {
+        intent: None,
+        ..record.clone()
+    };
+    let action = match operation {
+        None => return look_after(engine, record, seen, condition, patience, deadline),
+        Some(Operation::Detach { abandon_unwritten }) => {
+            let how = DetachVolume {
+                abandon: abandon_unwritten,
+                ..DetachVolume::default()
+            };
+            if !abandon_unwritten {
+                wait_for_probe_of(engine, record, deadline)?;
+            }
+            // A refused detach leaves it attached, and no later recovery may detach it.
+            detach_guarded(engine, guard, without_intent(), &how, deadline)?;
+            Action::Finished
+        }
+        Some(Operation::Attach) if stands => {
+            let (_, healed) = look_after(engine, record, seen, condition, patience, deadline)?;
+            if matches!(healed, Action::Failed(_)) {
+                return Ok((Condition::LinkDead, healed));
+            }
+            let request = record.spec.request()?;
+            let before = Some(record.clone());
+            attach_guarded(engine, guard, before, record.clone(), &request, deadline)?;
+            Action::Finished
+        }
+        Some(Operation::Resize { at_least }) if matches!(seen, Observed::Answers { .. }) => {
+            resize_guarded(engine, guard, record.clone(), at_least, deadline)?;
+            Action::Finished
+        }
+        // Its paths come back, and the resize stays begun until then.
+        Some(Operation::Resize { .. }) if condition == Condition::LinkDead => Action::Nothing,
+        Some(Operation::Attach) if record.outcome.is_none() => {
+            detach_guarded(
+                engine,
+                guard,
+                record.clone(),
+                &DetachVolume::default(),
+                deadline,
+            )?;
+            // No caller got the device.
+            guard.undo(deadline.for_rollback())?;
+            Action::Undone
+        }
+        Some(Operation::Attach | Operation::Resize { .. }) => {
+            guard.write(without_intent(), deadline)?;
+            Action::Nothing
+        }
+    };
+    Ok((condition, action))
+}
+
+/// Asks the server of an attached NBD device whether it lives, and has the kernel read
+/// the size of a SCSI path again that it takes for empty.
+fn look_after(
+    engine: &Engine,
+    record: &Record,
+    seen: &Observed,
+    condition: Condition,
+    patience: Duration,
+    deadline: Deadline,
+) -> Result<(Condition, Action)> {
+    if let Observed::Answers { without_size, .. } = seen
+        && !without_size.is_empty()
+    {
+        return Ok(match have_sizes_read(engine, without_size, deadline) {
+            Ok(()) => (condition, Action::Healed),
+            Err(error) => (Condition::LinkDead, Action::Failed(error)),
+        });
+    }
+    let source = record.spec.sources.first();
+    let stands = matches!(condition, Condition::Complete | Condition::HalfAttached);
+    let Some(source @ Source::Nbd(_)) = source.filter(|_| stands) else {
+        return Ok((condition, Action::Nothing));
+    };
+    let limit = deadline.at_most(patience);
+    let healing = engine.heal_source(source, &record.nbd_options(), limit)?;
+    Ok(observe::after_healing(condition, healing))
+}
+
+fn have_sizes_read(engine: &Engine, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
+    for device in paths {
+        if !scsi::reread_size(device, &engine.scheduler, deadline)? {
+            let hctl = device.hctl();
+            let message = format!("the kernel still shows {hctl} without a size after a rescan");
+            return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Rescan));
+        }
+    }
+    Ok(())
 }
 
 /// A server that is back answers within this time; the healer waits for other servers.

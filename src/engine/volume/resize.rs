@@ -36,54 +36,54 @@ impl Engine {
             );
             return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Journal));
         }
-        self.resize_guarded(&guard, record, at_least, deadline)
+        resize_guarded(self, &guard, record, at_least, deadline)
     }
+}
 
-    pub(super) fn resize_guarded(
-        &self,
-        guard: &Arc<VolumeGuard>,
-        record: Record,
-        at_least: Option<u64>,
-        deadline: Deadline,
-    ) -> Result<Resized> {
-        let names = record.names();
-        let unique = names.first().filter(|name| name.is_unique());
-        let mut request = match (unique, record.spec.sources.split_first()) {
-            (Some(name), _) => ResizeRequest::new(DetachTarget::Unit(name.clone())),
-            (None, Some((first, more))) => {
-                let request = ResizeRequest::new(first.clone());
-                let expected = names.first().into_iter().cloned();
-                let request = more.iter().cloned().fold(request, ResizeRequest::path);
-                expected.fold(request, ResizeRequest::expect)
-            }
-            (None, None) => return Err(unknown(&record.volume)),
-        };
-        if let Some(nbd) = &record.spec.nbd {
-            request = request.backend(nbd.backend.clone());
+pub(super) fn resize_guarded(
+    engine: &Engine,
+    guard: &Arc<VolumeGuard>,
+    record: Record,
+    at_least: Option<u64>,
+    deadline: Deadline,
+) -> Result<Resized> {
+    let names = record.names();
+    let unique = names.first().filter(|name| name.is_unique());
+    let mut request = match (unique, record.spec.sources.split_first()) {
+        (Some(name), _) => ResizeRequest::new(DetachTarget::Unit(name.clone())),
+        (None, Some((first, more))) => {
+            let request = ResizeRequest::new(first.clone());
+            let expected = names.first().into_iter().cloned();
+            let request = more.iter().cloned().fold(request, ResizeRequest::path);
+            expected.fold(request, ResizeRequest::expect)
         }
-        if let Some(bytes) = at_least {
-            request = request.at_least(bytes);
-        }
-        let mut intent = record.clone();
-        intent.intent = Some(Intent::now(Operation::Resize { at_least }));
-        guard.begin(intent, deadline)?;
-        let result = self.resize(&request, deadline);
-        let mut after = record;
-        after.intent = None;
-        match &result {
-            Ok(resized) => {
-                if let Some(outcome) = &mut after.outcome {
-                    outcome.size = resized.size;
-                }
-                guard.write(after, deadline)?;
-            }
-            Err(error) if error.kind().is_timeout_or_cancel() => {}
-            Err(_) => {
-                if let Err(error) = guard.write(after, deadline) {
-                    tracing::warn!(%error, "the intent stays in the journal");
-                }
-            }
-        }
-        result
+        (None, None) => return Err(unknown(&record.volume)),
+    };
+    if let Some(nbd) = &record.spec.nbd {
+        request = request.backend(nbd.backend.clone());
     }
+    if let Some(bytes) = at_least {
+        request = request.at_least(bytes);
+    }
+    let mut intent = record.clone();
+    intent.intent = Some(Intent::now(Operation::Resize { at_least }));
+    guard.begin(intent, deadline)?;
+    let result = engine.resize(&request, deadline);
+    let mut after = record;
+    after.intent = None;
+    match &result {
+        Ok(resized) => {
+            if let Some(outcome) = &mut after.outcome {
+                outcome.size = resized.size;
+            }
+            guard.write(after, deadline)?;
+        }
+        Err(error) if error.kind().is_timeout_or_cancel() => {}
+        Err(_) => {
+            if let Err(error) = guard.write(after, deadline) {
+                tracing::warn!(%error, "the intent stays in the journal");
+            }
+        }
+    }
+    result
 }

@@ -6,6 +6,8 @@ use crate::engine::detach::Detachment;
 use crate::engine::detach::receipt::DetachFailure;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageObserver;
+use crate::engine::volume::address_scan::is_renumbered;
+use crate::engine::volume::detach::detach_guarded;
 use crate::id::{Hctl, Source, Wwid};
 use crate::kernel::Roots;
 
@@ -100,12 +102,12 @@ fn a_record_says_in_which_boot_it_was_begun_and_keeps_that_until_it_is_begun_ane
         assert_eq!(read.boot.as_deref(), Some(written));
         let place = &read.spec.sources[0];
         assert!(
-            !engine.is_renumbered(&read, place),
+            !is_renumbered(&engine, &read, place),
             "its unit has a unique name"
         );
         let mut nameless = read.clone();
         nameless.spec.expect = None;
-        assert_eq!(engine.is_renumbered(&nameless, place), now != "first\n");
+        assert_eq!(is_renumbered(&engine, &nameless, place), now != "first\n");
     }
 }
 
@@ -160,9 +162,7 @@ fn a_record_that_cannot_be_removed_leaves_the_receipt_of_what_was_taken_down() {
         }
     });
     let how = DetachVolume::default().observe(observer);
-    let detached = node
-        .engine
-        .detach_guarded(&guard.unwrap(), record, &how, soon());
+    let detached = detach_guarded(&node.engine, &guard.unwrap(), record, &how, soon());
     let failure = detached.unwrap_err();
     assert_eq!(failure.stage(), Some(Stage::Journal), "{failure}");
     let name: Wwid = NAME.parse().unwrap();
@@ -232,7 +232,7 @@ fn a_restored_record_that_names_no_boot_is_not_one_of_this_boot() {
     fs::write(journal.directory().join(aside), bytes).unwrap();
     let restored = journal.restore(aside.as_ref(), soon()).unwrap();
     assert_eq!(journal.record(&restored.volume).as_ref(), Some(&restored));
-    assert!(engine.is_renumbered(&restored, &restored.spec.sources[0]));
+    assert!(is_renumbered(&engine, &restored, &restored.spec.sources[0]));
 }
 
 #[test]

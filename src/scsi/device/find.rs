@@ -119,7 +119,7 @@ impl ScsiDevice {
     }
 
     /// The [`siblings`](Self::siblings) whose unit may have the wanted name, as in
-    /// [`candidates`](Self::candidates).
+    /// `candidates`.
     pub(crate) fn sibling_candidates(&self, wanted: &Wwid) -> Result<Vec<Self>> {
         let Some(target) = self.dir.parent() else {
             return Ok(Vec::new());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::*;
+use crate::engine::attach::multipath_map::wait_for_map;
 use crate::engine::detach::remove_paths::tests::path;
 use crate::engine::telemetry::Call;
 use crate::kernel::Roots;
@@ -73,7 +74,7 @@ fn require_map(engine: &Engine) -> Error {
     let soon = Deadline::after(Duration::from_secs(30));
     let mut call = CallContext::new(Call::Attach, None, soon);
     let identity = Identity::default();
-    let done = engine.wait_for_map(map_waiter, &paths, &identity, &mut call);
+    let done = wait_for_map(engine, map_waiter, &paths, &identity, &mut call);
     done.unwrap_err()
 }
 

@@ -96,107 +96,109 @@ impl Offer<'_> {
     }
 }
 
-impl Engine {
-    /// Connects the first free device, or the one that the caller requested.
-    pub(super) fn connect_free(&self, offer: &Offer<'_>, deadline: Deadline) -> Result<Connected> {
-        if let Some(index) = offer.request.nbd.index {
-            let lock = DeviceLock::take(self.roots(), &index.name(), deadline)?;
-            return self.connect(offer, index, lock, IfOpened::Wait, deadline);
-        }
-        let mut events = self.hub().watch("block");
-        let mut pauses = Backoff::for_kernel_state();
-        loop {
-            let mut refused = None;
-            if let Some(connected) = self.try_connect_free(offer, &mut refused, deadline)? {
-                return Ok(connected);
-            }
-            // Other processes work on all devices, even on the next one to be created, or
-            // udev's probes have them open for a moment.
-            self.backends.lock().invalidate();
-            if deadline.has_passed() {
-                let message = "no NBD device is free";
-                let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
-                return Err(match refused {
-                    Some(cause) => error.caused_by(cause),
-                    None => error,
-                });
-            }
-            events.next(deadline.at_most(pauses.pause()));
-        }
+/// Connects the first free device, or the one that the caller requested.
+pub(super) fn connect_free(
+    engine: &Engine,
+    offer: &Offer<'_>,
+    deadline: Deadline,
+) -> Result<Connected> {
+    if let Some(index) = offer.request.nbd.index {
+        let lock = DeviceLock::take(engine.roots(), &index.name(), deadline)?;
+        return connect(engine, offer, index, lock, IfOpened::Wait, deadline);
     }
+    let mut events = engine.hub().watch("block");
+    let mut pauses = Backoff::for_kernel_state();
+    loop {
+        let mut refused = None;
+        if let Some(connected) = try_connect_free(engine, offer, &mut refused, deadline)? {
+            return Ok(connected);
+        }
+        // Other processes work on all devices, even on the next one to be created, or
+        // udev's probes have them open for a moment.
+        engine.backends.lock().invalidate();
+        if deadline.has_passed() {
+            let message = "no NBD device is free";
+            let error = Error::new(ErrorKind::InUse, message).at(Stage::Connect);
+            return Err(match refused {
+                Some(cause) => error.caused_by(cause),
+                None => error,
+            });
+        }
+        events.next(deadline.at_most(pauses.pause()));
+    }
+}
 
-    /// Tries each free device once. If none can be connected, `refused` is the last refusal.
-    fn try_connect_free(
-        &self,
-        offer: &Offer<'_>,
-        refused: &mut Option<Error>,
-        deadline: Deadline,
-    ) -> Result<Option<Connected>> {
-        let candidates = self.backends.lock().candidates(self.roots())?;
-        for index in candidates {
-            let Some(lock) = DeviceLock::try_take(self.roots(), &index.name())? else {
-                continue;
-            };
-            if let Some(device) = NbdDevice::find(self.roots(), index)?
-                && let Some(facts) = device.facts_if_present()?
-                && facts.state(&nbd::Hints::default()) != State::Free
-            {
-                continue;
-            }
-            match self.connect(offer, index, lock, IfOpened::Refuse, deadline) {
-                Ok(connected) => return Ok(Some(connected)),
-                Err(error) => match nbd::Refusal::of(&error) {
-                    Some(
-                        nbd::Refusal::OpenedByOther
-                        | nbd::Refusal::Connected
-                        | nbd::Refusal::Raced
-                        | nbd::Refusal::GoingDown,
-                    ) => *refused = Some(error),
-                    _ => return Err(error),
-                },
-            }
+/// Tries each free device once. If none can be connected, `refused` is the last refusal.
+fn try_connect_free(
+    engine: &Engine,
+    offer: &Offer<'_>,
+    refused: &mut Option<Error>,
+    deadline: Deadline,
+) -> Result<Option<Connected>> {
+    let candidates = engine.backends.lock().candidates(engine.roots())?;
+    for index in candidates {
+        let Some(lock) = DeviceLock::try_take(engine.roots(), &index.name())? else {
+            continue;
+        };
+        if let Some(device) = NbdDevice::find(engine.roots(), index)?
+            && let Some(facts) = device.facts_if_present()?
+            && facts.state(&nbd::Hints::default()) != State::Free
+        {
+            continue;
         }
-        Ok(None)
+        match connect(engine, offer, index, lock, IfOpened::Refuse, deadline) {
+            Ok(connected) => return Ok(Some(connected)),
+            Err(error) => match nbd::Refusal::of(&error) {
+                Some(
+                    nbd::Refusal::OpenedByOther
+                    | nbd::Refusal::Connected
+                    | nbd::Refusal::Raced
+                    | nbd::Refusal::GoingDown,
+                ) => *refused = Some(error),
+                _ => return Err(error),
+            },
+        }
     }
+    Ok(None)
+}
 
-    /// Connects this device.
-    fn connect(
-        &self,
-        offer: &Offer<'_>,
-        index: NbdIndex,
-        lock: DeviceLock,
-        if_opened: IfOpened,
-        deadline: Deadline,
-    ) -> Result<Connected> {
-        let roots = self.roots();
-        forget_last_connection(roots, index)?;
-        let before = NbdDevice::find(roots, index)?;
-        let written = before.map_or(Ok(Some(0)), |device| device.written())?;
-        // The watch begins before the connect, or it could miss the connect's event.
-        let mut watch = self.hub().watch(&index.name());
-        loop {
-            let Err(refused) = offer.connect(index)?.send(roots, deadline) else {
-                break;
-            };
-            // A probe of udev has the node open for a moment, and that alone makes the
-            // kernel refuse. Its close is an event.
-            let open = nbd::Refusal::of(&refused) == Some(nbd::Refusal::OpenedByOther);
-            if !open || if_opened == IfOpened::Refuse {
-                return Err(refused);
-            }
-            nbd::wait_until_closed(roots, index, &mut watch, deadline, refused)?;
+/// Connects this device.
+fn connect(
+    engine: &Engine,
+    offer: &Offer<'_>,
+    index: NbdIndex,
+    lock: DeviceLock,
+    if_opened: IfOpened,
+    deadline: Deadline,
+) -> Result<Connected> {
+    let roots = engine.roots();
+    forget_last_connection(roots, index)?;
+    let before = NbdDevice::find(roots, index)?;
+    let written = before.map_or(Ok(Some(0)), |device| device.written())?;
+    // The watch begins before the connect, or it could miss the connect's event.
+    let mut watch = engine.hub().watch(&index.name());
+    loop {
+        let Err(refused) = offer.connect(index)?.send(roots, deadline) else {
+            break;
+        };
+        // A probe of udev has the node open for a moment, and that alone makes the
+        // kernel refuse. Its close is an event.
+        let open = nbd::Refusal::of(&refused) == Some(nbd::Refusal::OpenedByOther);
+        if !open || if_opened == IfOpened::Refuse {
+            return Err(refused);
         }
-        let device = NbdDevice::find(roots, index)?.ok_or_else(|| {
-            let message = format!("nbd{index} went away as soon as it was connected");
-            Error::new(ErrorKind::Vanished, message).at(Stage::Connect)
-        })?;
-        Ok(Connected {
-            device,
-            written,
-            watch,
-            _lock: lock,
-        })
+        nbd::wait_until_closed(roots, index, &mut watch, deadline, refused)?;
     }
+    let device = NbdDevice::find(roots, index)?.ok_or_else(|| {
+        let message = format!("nbd{index} went away as soon as it was connected");
+        Error::new(ErrorKind::Vanished, message).at(Stage::Connect)
+    })?;
+    Ok(Connected {
+        device,
+        written,
+        watch,
+        _lock: lock,
+    })
 }
 
 /// Clears the failed flush of an earlier connection: its loss does not concern the next

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-use super::new_session::{NewSession, log_in};
-use super::{Sessions, portals_of};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::{AttachRequest, Multipath};
+use crate::engine::iscsi::login::new_session::{NewSession, log_in};
+use crate::engine::iscsi::login::sessions::Sessions;
 use crate::error::{Error, Result, Stage};
+use crate::id::Source;
 use crate::iscsi::{SessionName, SessionOptions};
 use crate::kernel::threads;
 use crate::multipath::Daemon;
@@ -25,73 +26,71 @@ const REMAINING_PORTALS_LIMIT: Duration = Duration::from_secs(2);
 /// The result of one login; `None` where another process has made the session meanwhile.
 type LoginResult = (SessionName, Result<Option<NewSession>>);
 
-impl Engine {
-    /// Logs in through all portals at once. Waits for `enough` of them, and the same time
-    /// again for the others.
-    pub(super) fn log_in_all(
-        &self,
-        names: Vec<SessionName>,
-        options: &SessionOptions,
-        request: &AttachRequest,
-        enough: usize,
-        sessions: &mut Sessions,
-        deadline: Deadline,
-    ) {
-        let portals: usize = request.sources().map(portals_of).sum();
-        let has_other_paths = match request.multipath {
-            Multipath::Require => true,
-            // Without multipathd there is no map, and I/O has no other path.
-            Multipath::Prefer => portals > 1 && matches!(Daemon::find(self.roots()), Ok(Some(_))),
-            Multipath::Off => false,
-        };
-        let options = options.clone().recovery_timeout_or(if has_other_paths {
-            RECOVERY_WITH_PATHS
-        } else {
-            RECOVERY_ALONE
-        });
-        // A portal that does not succeed in half of the time leaves the rest to the
-        // others.
-        let limit = if portals > 1 {
-            deadline.half()
-        } else {
-            deadline
-        };
-        let (sender, results) = mpsc::channel();
-        let mut waited_for: BTreeMap<SessionName, Option<Error>> = BTreeMap::new();
-        for name in names {
-            let started = self.spawn_login(name.clone(), &options, limit, sender.clone());
-            waited_for.insert(name, started.err());
-        }
-        drop(sender);
-        let new_sessions = receive_sessions(&results, &mut waited_for, enough, limit);
-        sessions.new.extend(new_sessions);
-        for (name, error) in waited_for {
-            let slow = || Error::timed_out(Stage::Login, limit, &format!("a login {name}"));
-            let error = error.unwrap_or_else(slow);
-            tracing::debug!(%name, %error, "no session");
-            sessions.failures.insert(name, error);
-        }
+/// Logs in through all portals at once. Waits for `enough` of them, and the same time
+/// again for the others.
+pub(super) fn log_in_all(
+    engine: &Engine,
+    names: Vec<SessionName>,
+    options: &SessionOptions,
+    request: &AttachRequest,
+    enough: usize,
+    sessions: &mut Sessions,
+    deadline: Deadline,
+) {
+    let portals: usize = request.sources().map(portals_of).sum();
+    let has_other_paths = match request.multipath {
+        Multipath::Require => true,
+        // Without multipathd there is no map, and I/O has no other path.
+        Multipath::Prefer => portals > 1 && matches!(Daemon::find(engine.roots()), Ok(Some(_))),
+        Multipath::Off => false,
+    };
+    let options = options.clone().recovery_timeout_or(if has_other_paths {
+        RECOVERY_WITH_PATHS
+    } else {
+        RECOVERY_ALONE
+    });
+    // A portal that does not succeed in half of the time leaves the rest to the
+    // others.
+    let limit = if portals > 1 {
+        deadline.half()
+    } else {
+        deadline
+    };
+    let (sender, results) = mpsc::channel();
+    let mut waited_for: BTreeMap<SessionName, Option<Error>> = BTreeMap::new();
+    for name in names {
+        let started = spawn_login(engine, name.clone(), &options, limit, sender.clone());
+        waited_for.insert(name, started.err());
     }
+    drop(sender);
+    let new_sessions = receive_sessions(&results, &mut waited_for, enough, limit);
+    sessions.new.extend(new_sessions);
+    for (name, error) in waited_for {
+        let slow = || Error::timed_out(Stage::Login, limit, &format!("a login {name}"));
+        let error = error.unwrap_or_else(slow);
+        tracing::debug!(%name, %error, "no session");
+        sessions.failures.insert(name, error);
+    }
+}
 
-    /// Logs in on a detached thread, which ends a session that comes too late.
-    fn spawn_login(
-        &self,
-        name: SessionName,
-        options: &SessionOptions,
-        deadline: Deadline,
-        results: Sender<LoginResult>,
-    ) -> Result<()> {
-        let (roots, options) = (self.roots().clone(), options.clone());
-        let span = tracing::Span::current();
-        let run = move || {
-            let _entered = span.entered();
-            let made = log_in(&roots, &name, &options, deadline);
-            // Without a receiver the new session is dropped and so ended.
-            let _ = results.send((name, made));
-        };
-        let started = threads::start("lunbd-login", run);
-        started.map(drop).map_err(|error| error.at(Stage::Login))
-    }
+/// Logs in on a detached thread, which ends a session that comes too late.
+fn spawn_login(
+    engine: &Engine,
+    name: SessionName,
+    options: &SessionOptions,
+    deadline: Deadline,
+    results: Sender<LoginResult>,
+) -> Result<()> {
+    let (roots, options) = (engine.roots().clone(), options.clone());
+    let span = tracing::Span::current();
+    let run = move || {
+        let _entered = span.entered();
+        let made = log_in(&roots, &name, &options, deadline);
+        // Without a receiver the new session is dropped and so ended.
+        let _ = results.send((name, made));
+    };
+    let started = threads::start("lunbd-login", run);
+    started.map(drop).map_err(|error| error.at(Stage::Login))
 }
 
 /// Waits for `enough` of the logins, and the same time again for the others. What is left in
@@ -133,4 +132,11 @@ fn receive_sessions(
         }
     }
     sessions
+}
+
+fn portals_of(source: &Source) -> usize {
+    match source {
+        Source::Iscsi(uri) => uri.portals().len(),
+        _ => 1,
+    }
 }

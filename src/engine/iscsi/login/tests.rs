@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::error::ErrorKind;
+use crate::kernel::Roots;
 
 fn candidate(source: &Source, session: Option<SessionId>) -> TargetRoute<'_> {
     let Source::Iscsi(uri) = source else {
@@ -40,7 +41,10 @@ fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
     let mut sessions = Sessions::default();
     let no = Error::new(ErrorKind::Refused, "no");
     sessions.failures.extend(names.into_iter().zip([no]));
-    let why = candidates.map(|candidate| sessions.login_error(&candidate, &options).is_some());
+    let why = candidates.map(|candidate| {
+        let name = candidate.missing_session(&options).unwrap();
+        sessions.failures.remove(&name).is_some()
+    });
     assert_eq!(why, [false, true]);
 }
 
@@ -60,7 +64,7 @@ fn a_session_that_another_has_ended_since_is_looked_for_again() {
         let (is_down, hctl) = (reason == MissingReason::NoTarget, None);
         gone.route.address = Err(RouteUnavailable { reason, text, hctl });
         let mut sessions = Sessions::default();
-        let all_logged_in = engine.share_all(&[gone], &request, &mut sessions, deadline);
+        let all_logged_in = share_all(&engine, &[gone], &request, &mut sessions, deadline);
         assert_eq!(all_logged_in.unwrap(), !is_down);
     }
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use super::devices;
-use super::options::{ATTEMPT_LIMIT, CredentialsFn};
-use super::spawn::spawn;
 use crate::deadline::Deadline;
+use crate::engine::iscsi::recovery::devices;
+use crate::engine::iscsi::recovery::options::{ATTEMPT_LIMIT, CredentialsFn};
+use crate::engine::iscsi::recovery::spawn::spawn;
 use crate::engine::iscsi::sessions::{destroy_abandoned, login_lock_name, share};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::{Error, ErrorKind, Result, Stage};

@@ -3,10 +3,10 @@
 
 use std::fmt;
 
-use super::options::ATTEMPT_LIMIT;
-use super::spawn::spawn;
 use crate::crash::point;
 use crate::deadline::Deadline;
+use crate::engine::iscsi::recovery::options::ATTEMPT_LIMIT;
+use crate::engine::iscsi::recovery::spawn::spawn;
 use crate::error::Result;
 use crate::iscsi::IscsiSession;
 use crate::kernel::Roots;

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use super::attempt::{AttemptOutcome, RecoveryAttempt};
-use super::options::ATTEMPT_LIMIT;
-use super::{SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport, devices};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
+use crate::engine::iscsi::recovery::attempt::{AttemptOutcome, RecoveryAttempt};
+use crate::engine::iscsi::recovery::options::ATTEMPT_LIMIT;
+use crate::engine::iscsi::recovery::{
+    SessionRecoveryOptions, SessionRecoveryOutcome, SessionRecoveryReport, devices,
+};
 use crate::error::{Error, ErrorKind, Result, Retry, Stage};
 use crate::id::IscsiUri;
 use crate::iscsi::{ConnectionStatus, IscsiSession, SessionName};
@@ -31,7 +33,7 @@ impl Engine {
         options: &SessionRecoveryOptions,
         deadline: Deadline,
     ) -> Result<Vec<SessionRecoveryReport>> {
-        let sessions = self.own_sessions_to(source)?;
+        let sessions = own_sessions_to(self, source)?;
         if sessions.is_empty() {
             let message = format!(
                 "no session of lunbd leads to {source}: `attach --log-in` creates one, and \
@@ -40,53 +42,53 @@ impl Engine {
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         }
         let heal = |(session, name): &(IscsiSession, SessionName)| {
-            self.heal_session(session, name, options, deadline)
+            heal_session(self, session, name, options, deadline)
         };
         let healed = pool::each(Stage::Session, &sessions, heal);
         healed.into_iter().map(|healed| healed?).collect()
     }
+}
 
-    fn own_sessions_to(&self, source: &IscsiUri) -> Result<Vec<(IscsiSession, SessionName)>> {
-        let mut found = Vec::new();
-        for session in IscsiSession::all(self.roots())? {
-            if let Some(name) = session.name()?
-                && name.target == *source.target()
-                && source.portals().contains(&name.portal)
-                && session.is_lunbd_owned()?
-            {
-                found.push((session, name));
-            }
+fn own_sessions_to(engine: &Engine, source: &IscsiUri) -> Result<Vec<(IscsiSession, SessionName)>> {
+    let mut found = Vec::new();
+    for session in IscsiSession::all(engine.roots())? {
+        if let Some(name) = session.name()?
+            && name.target == *source.target()
+            && source.portals().contains(&name.portal)
+            && session.is_lunbd_owned()?
+        {
+            found.push((session, name));
         }
-        found.sort_by_key(|(session, _)| session.id());
-        Ok(found)
     }
+    found.sort_by_key(|(session, _)| session.id());
+    Ok(found)
+}
 
-    fn heal_session(
-        &self,
-        session: &IscsiSession,
-        name: &SessionName,
-        options: &SessionRecoveryOptions,
-        deadline: Deadline,
-    ) -> Result<SessionRecoveryReport> {
-        let attempt = RecoveryAttempt {
-            roots: self.roots().clone(),
-            scheduler: self.scheduler.clone(),
-            session: session.clone(),
-            credentials: options.credentials.clone(),
-            digests: options.digests,
-            logs_out_first: false,
-        };
-        let mut tries = 0;
-        let outcome = attempt.repeat(&mut tries, deadline)?;
-        Ok(SessionRecoveryReport {
-            session: session.id(),
-            target: Some(name.target.clone()),
-            portal: Some(name.portal.clone()),
-            outcome,
-            budget_left: None,
-            tries,
-        })
-    }
+fn heal_session(
+    engine: &Engine,
+    session: &IscsiSession,
+    name: &SessionName,
+    options: &SessionRecoveryOptions,
+    deadline: Deadline,
+) -> Result<SessionRecoveryReport> {
+    let attempt = RecoveryAttempt {
+        roots: engine.roots().clone(),
+        scheduler: engine.scheduler.clone(),
+        session: session.clone(),
+        credentials: options.credentials.clone(),
+        digests: options.digests,
+        logs_out_first: false,
+    };
+    let mut tries = 0;
+    let outcome = attempt.repeat(&mut tries, deadline)?;
+    Ok(SessionRecoveryReport {
+        session: session.id(),
+        target: Some(name.target.clone()),
+        portal: Some(name.portal.clone()),
+        outcome,
+        budget_left: None,
+        tries,
+    })
 }
 
 impl RecoveryAttempt {

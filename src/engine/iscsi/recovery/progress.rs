@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
-use super::attempt::{self, AttemptDone, RecoveryAttempt};
-use super::state::RecoveryState;
-use super::{SCAN_INTERVAL, SessionRecovery, SessionRecoveryOutcome, SessionRecoveryReport};
+use crate::engine::iscsi::recovery::attempt::{self, AttemptDone, RecoveryAttempt};
+use crate::engine::iscsi::recovery::state::RecoveryState;
+use crate::engine::iscsi::recovery::{
+    SCAN_INTERVAL, SessionRecovery, SessionRecoveryOutcome, SessionRecoveryReport,
+};
 use crate::engine::telemetry;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
-use super::state::RecoveryState;
-use super::{Known, SCAN_INTERVAL, SessionRecovery, devices};
+use crate::engine::iscsi::recovery::state::RecoveryState;
+use crate::engine::iscsi::recovery::{Known, SCAN_INTERVAL, SessionRecovery, devices};
 use crate::error::Result;
 use crate::id::SessionId;
 use crate::iscsi::pdu::AsyncMessage;

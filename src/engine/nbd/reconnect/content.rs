@@ -5,11 +5,12 @@
 //! open for writing, no other device passes writes on to it, and udev does not read it now.
 //! In doubt the server is accepted, so that formatting a volume never makes its heal refused.
 
-use super::NbdReconnect;
-use super::evidence::{Evidence, Verdict, Witness};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::usage::{Extent, Holder};
+use crate::engine::nbd::known::current_links;
+use crate::engine::nbd::reconnect::NbdReconnect;
+use crate::engine::nbd::reconnect::evidence::{Evidence, Verdict, Witness};
+use crate::engine::usage::{Extent, Holder, users_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::ContentName;
 use crate::kernel::sysfs;
@@ -111,7 +112,7 @@ impl NbdReconnect {
 
     fn known_content(&self, engine: &Engine) -> Option<KnownContent> {
         let own = |link: &&Link| link.backend == self.backend;
-        let links = engine.links_beside(&self.device);
+        let links = current_links(engine, &self.device);
         let by_link = links.get(&self.index()).filter(own);
         by_link.and_then(|link| link.content.clone())
     }
@@ -126,7 +127,7 @@ impl NbdReconnect {
         deadline: Deadline,
     ) -> Result<bool> {
         let disk = self.device.disk();
-        let users = engine.users_of(disk, Extent::All, deadline)?;
+        let users = users_of(engine, disk, Extent::All, deadline)?;
         let may_write = |user: &Holder| {
             // What udev reads now is not in its record yet.
             (witness == Witness::Udev && user.is_of_udev())

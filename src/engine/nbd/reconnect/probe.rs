@@ -1,8 +1,8 @@
 //! Whether a device serves I/O, and whether it is still connected.
 
-use super::{NbdReconnect, ProbeResult};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
+use crate::engine::nbd::reconnect::{NbdReconnect, ProbeResult};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::nbd::{NewTimeouts, Reconfigure, Refusal};

@@ -8,10 +8,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::NbdReconnect;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
+use crate::engine::nbd::known::current_links;
 use crate::engine::nbd::receivers::{self, Receives, UNREAD};
+use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::error::{Error, Result};
 use crate::nbd::Link;
 
@@ -78,7 +79,7 @@ impl NbdReconnect {
     }
 
     fn has_unread_of_dead(&self, engine: &Engine) -> bool {
-        let mut links = engine.links_beside(&self.device);
+        let mut links = current_links(engine, &self.device);
         let link = links.get_mut(&self.index());
         let own = link.filter(|link| link.backend == self.backend);
         own.is_some_and(Link::has_unread_of_dead)
@@ -91,14 +92,14 @@ impl NbdReconnect {
             return;
         }
         tracing::warn!(index = %self.index(), "the kernel does not receive over each connection");
-        let mut links = engine.links_beside(&self.device);
+        let mut links = current_links(engine, &self.device);
         if let Some(link) = links.get_mut(&self.index()) {
             link.shut_down_those_that_are_read();
         }
     }
 
     fn unread_for(&self, engine: &Engine) -> Duration {
-        let mut links = engine.links_beside(&self.device);
+        let mut links = current_links(engine, &self.device);
         let link = links.get_mut(&self.index());
         let own = link.filter(|link| link.backend == self.backend);
         own.map_or(Duration::ZERO, Link::unread_for)

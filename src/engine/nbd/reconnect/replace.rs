@@ -8,11 +8,13 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::NbdReconnect;
-use super::server::{ONE_TRY, Server};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::nbd::known::current_links;
+use crate::engine::nbd::reconnect::NbdReconnect;
+use crate::engine::nbd::reconnect::server::{ONE_TRY, Server};
+use crate::engine::nbd::same_volume::require_same_volume;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
 use crate::nbd::{
@@ -31,8 +33,7 @@ impl NbdReconnect {
     /// What is known of the kernel's connections.
     pub(super) fn link_state(&self, engine: &Engine) -> Result<LinkState> {
         let own = |link: &&Link| link.backend == self.backend;
-        let state = engine
-            .links_beside(&self.device)
+        let state = current_links(engine, &self.device)
             .get(&self.index())
             .filter(own)
             .map(Link::state);
@@ -68,7 +69,7 @@ impl NbdReconnect {
             return Err(refusal);
         }
         let written = self.device.written()?;
-        let first = engine.require_same_volume(&self.device, &connection, deadline)?;
+        let first = require_same_volume(engine, &self.device, &connection, deadline)?;
         self.require_expected(&first.names)?;
         let content = Some(KnownContent { first, written });
         Ok(Server::new(connection, content, differences))
@@ -164,7 +165,7 @@ impl NbdReconnect {
     /// Keeps a connection that the kernel took.
     fn keep(&mut self, engine: &Engine, server: Server) -> Result<()> {
         let slots = self.device.slots(engine.roots())?;
-        let mut links = engine.links_beside(&self.device);
+        let mut links = current_links(engine, &self.device);
         let link = links
             .entry(self.index())
             .or_insert_with(|| self.link(slots));

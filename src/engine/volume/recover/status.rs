@@ -6,10 +6,13 @@ mod snapshot;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use self::snapshot::{Scanned, SysfsSnapshot};
-use super::Condition;
-use super::observe::Observed;
+use crate::engine::iscsi::login::routes_as;
 use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
+use crate::engine::nbd::known::{current_links, known_tls};
+use crate::engine::volume::address_scan::is_renumbered;
+use crate::engine::volume::recover::Condition;
+use crate::engine::volume::recover::observe::{Observed, handed_out_disk};
+use crate::engine::volume::recover::status::snapshot::{Scanned, SysfsSnapshot};
 use crate::engine::{Attachment, Engine, MissingPath, Unit};
 use crate::error::{ErrorKind, Result};
 use crate::id::{Hctl, NbdIndex, Portal, Source, VolumeId, Wwid};
@@ -151,220 +154,222 @@ impl Engine {
     /// # Errors
     /// If sysfs cannot be read.
     pub fn survey(&self, journal: &Journal) -> Result<Vec<VolumeStatus>> {
-        self.survey_where(&journal.records(), |_| true)
+        survey_where(self, &journal.records(), |_| true)
     }
 
-    /// As [`survey`](Self::survey), for a journal that another process may hold.
+    /// As [`survey`](Engine::survey), for a journal that another process may hold.
     ///
     /// # Errors
-    /// As [`survey`](Self::survey).
+    /// As [`survey`](Engine::survey).
     pub fn survey_read(&self, journal: &JournalView) -> Result<Vec<VolumeStatus>> {
-        self.survey_where(&journal.records, |_| true)
+        survey_where(self, &journal.records, |_| true)
     }
 
-    /// As [`survey`](Self::survey), for some volumes. Those that the journal does not know
+    /// As [`survey`](Engine::survey), for some volumes. Those that the journal does not know
     /// are left out.
     ///
     /// # Errors
-    /// As [`survey`](Self::survey).
+    /// As [`survey`](Engine::survey).
     pub fn survey_of(
         &self,
         journal: &Journal,
         volumes: &BTreeSet<VolumeId>,
     ) -> Result<Vec<VolumeStatus>> {
-        self.survey_where(&journal.records(), |volume| volumes.contains(volume))
+        survey_where(self, &journal.records(), |volume| volumes.contains(volume))
     }
+}
 
-    /// As [`survey`](Self::survey), for records that are in no journal.
-    pub(in crate::engine) fn survey_records(
-        &self,
-        records: &[Record],
-    ) -> Result<Vec<VolumeStatus>> {
-        self.survey_where(records, |_| true)
+/// As [`survey`](Engine::survey), for records that are in no journal.
+pub(in crate::engine) fn survey_records(
+    engine: &Engine,
+    records: &[Record],
+) -> Result<Vec<VolumeStatus>> {
+    survey_where(engine, records, |_| true)
+}
+
+fn survey_where(
+    engine: &Engine,
+    records: &[Record],
+    wanted: impl Fn(&VolumeId) -> bool,
+) -> Result<Vec<VolumeStatus>> {
+    let mut snapshot = SysfsSnapshot::default();
+    // A unit with a known owner is not that of a volume whose own unit is not known yet.
+    for record in records {
+        let mut names = record.outcome.iter().flat_map(|outcome| &outcome.names);
+        if let Some(name) = names.find(|name| name.is_unique()) {
+            snapshot.owners.insert(name.clone(), record.volume.clone());
+        }
     }
-
-    fn survey_where(
-        &self,
-        records: &[Record],
-        wanted: impl Fn(&VolumeId) -> bool,
-    ) -> Result<Vec<VolumeStatus>> {
-        let mut snapshot = SysfsSnapshot::default();
-        // A unit with a known owner is not that of a volume whose own unit is not known yet.
-        for record in records {
-            let mut names = record.outcome.iter().flat_map(|outcome| &outcome.names);
-            if let Some(name) = names.find(|name| name.is_unique()) {
-                snapshot.owners.insert(name.clone(), record.volume.clone());
-            }
-        }
-        let wanted: Vec<&Record> = records.iter().filter(|r| wanted(&r.volume)).collect();
-        if wanted.iter().any(|record| record.spec.nbd.is_none()) {
-            snapshot.read_scsi(self.roots())?;
-        }
-        if wanted.iter().any(|record| record.spec.nbd.is_some()) {
-            snapshot.read_nbd(self.roots())?;
-        }
-        wanted
-            .into_iter()
-            .map(|record| self.survey_one(&snapshot, record))
-            .collect()
+    let wanted: Vec<&Record> = records.iter().filter(|r| wanted(&r.volume)).collect();
+    if wanted.iter().any(|record| record.spec.nbd.is_none()) {
+        snapshot.read_scsi(engine.roots())?;
     }
-
-    fn survey_one(&self, snapshot: &SysfsSnapshot, record: &Record) -> Result<VolumeStatus> {
-        let mut found = VolumeStatus::of(record);
-        let seen = match &record.spec.nbd {
-            Some(nbd) => {
-                let devices = snapshot.nbd.get(nbd.backend.as_str());
-                let devices = devices.map_or(&[][..], Vec::as_slice);
-                self.survey_nbd(&mut found, devices, record.outcome.as_ref())?
-            }
-            None => self.survey_scsi(&mut found, snapshot, record)?,
-        };
-        found.condition = seen.condition(record);
-        found.seen = seen.to_string();
-        Ok(found)
+    if wanted.iter().any(|record| record.spec.nbd.is_some()) {
+        snapshot.read_nbd(engine.roots())?;
     }
+    wanted
+        .into_iter()
+        .map(|record| survey_one(engine, &snapshot, record))
+        .collect()
+}
 
-    fn survey_nbd(
-        &self,
-        found: &mut VolumeStatus,
-        devices: &[NbdDevice],
-        outcome: Option<&Outcome>,
-    ) -> Result<Observed> {
-        let device = match devices {
-            [] => return Ok(Observed::Nothing),
-            [device] => device,
-            several => {
-                let names: Vec<_> = several.iter().map(|d| d.index().name()).collect();
-                let what = format!("{} all have its backend id", names.join(" and "));
-                return Ok(Observed::Other(what));
-            }
-        };
-        let (index, disk) = (device.index(), device.disk());
-        found.nbd_index = Some(index);
-        let handed_out = outcome.is_some_and(|outcome| outcome.devno == disk.devno());
-        if handed_out {
-            let recorded = outcome.and_then(|outcome| outcome.tls.as_ref());
-            if let Some(nbd) = &found.spec.nbd {
-                found.tls = self.known_tls(device, &nbd.backend, recorded);
-            }
-            found.node = Some(disk.node(self.roots()));
-            found.size = size_if_there(disk)?;
+fn survey_one(engine: &Engine, snapshot: &SysfsSnapshot, record: &Record) -> Result<VolumeStatus> {
+    let mut found = VolumeStatus::of(record);
+    let seen = match &record.spec.nbd {
+        Some(nbd) => {
+            let devices = snapshot.nbd.get(nbd.backend.as_str());
+            let devices = devices.map_or(&[][..], Vec::as_slice);
+            survey_nbd(engine, &mut found, devices, record.outcome.as_ref())?
         }
-        let dead = self.links_beside(device).get(&index).is_some_and(|link| {
+        None => survey_scsi(engine, &mut found, snapshot, record)?,
+    };
+    found.condition = seen.condition(record);
+    found.seen = seen.to_string();
+    Ok(found)
+}
+
+fn survey_nbd(
+    engine: &Engine,
+    found: &mut VolumeStatus,
+    devices: &[NbdDevice],
+    outcome: Option<&Outcome>,
+) -> Result<Observed> {
+    let device = match devices {
+        [] => return Ok(Observed::Nothing),
+        [device] => device,
+        several => {
+            let names: Vec<_> = several.iter().map(|d| d.index().name()).collect();
+            let what = format!("{} all have its backend id", names.join(" and "));
+            return Ok(Observed::Other(what));
+        }
+    };
+    let (index, disk) = (device.index(), device.disk());
+    found.nbd_index = Some(index);
+    let handed_out = outcome.is_some_and(|outcome| outcome.devno == disk.devno());
+    if handed_out {
+        let recorded = outcome.and_then(|outcome| outcome.tls.as_ref());
+        if let Some(nbd) = &found.spec.nbd {
+            found.tls = known_tls(engine, device, &nbd.backend, recorded);
+        }
+        found.node = Some(disk.node(engine.roots()));
+        found.size = size_if_there(disk)?;
+    }
+    let dead = current_links(engine, device)
+        .get(&index)
+        .is_some_and(|link| {
             Some(&link.backend) == found.spec.nbd.as_ref().map(|nbd| &nbd.backend) && link.is_dead()
         });
-        if dead {
-            let what = format!("the connections of {} have ended", index.name());
-            return Ok(Observed::Silent(what));
-        }
-        let what = format!("connected as {}", index.name());
-        Ok(Observed::answers(what, handed_out))
+    if dead {
+        let what = format!("the connections of {} have ended", index.name());
+        return Ok(Observed::Silent(what));
     }
+    let what = format!("connected as {}", index.name());
+    Ok(Observed::answers(what, handed_out))
+}
 
-    fn survey_scsi(
-        &self,
-        found: &mut VolumeStatus,
-        snapshot: &SysfsSnapshot,
-        record: &Record,
-    ) -> Result<Observed> {
-        let routes = self.survey_routes(found);
-        let there = self.scanned_of(snapshot, record, &routes);
-        found.note_missing_paths(routes, &snapshot.taken);
-        found.paths = there.iter().map(|scanned| scanned.device.hctl()).collect();
-        found.paths.sort_unstable();
-        let silent = there.iter().filter(|scanned| !scanned.runs);
-        found.silent = silent.map(|scanned| scanned.device.hctl()).collect();
-        if there.is_empty() {
-            for name in record.names().iter().filter(|name| name.is_unique()) {
-                if let Some(map) = Map::find(self.roots(), name)? {
-                    let what = format!("the map {} has no paths", map.name());
-                    return Ok(Observed::Silent(what));
-                }
-            }
-            return Ok(Observed::Nothing);
-        }
-        let shown: Vec<String> = there.iter().map(ToString::to_string).collect();
-        let what = shown.join("; ");
-        if !there.iter().any(|scanned| scanned.runs) {
-            return Ok(Observed::Silent(what));
-        }
-        let mut handed_out = false;
-        if let Some(outcome) = &record.outcome {
-            let mut disks = Vec::new();
-            for scanned in &there {
-                disks.extend(scanned.device.disk()?);
-            }
-            if let Some(disk) = self.handed_out(outcome, &disks)? {
-                handed_out = true;
-                found.node = Some(disk.node(self.roots()));
-                found.size = size_if_there(&disk)?;
+fn survey_scsi(
+    engine: &Engine,
+    found: &mut VolumeStatus,
+    snapshot: &SysfsSnapshot,
+    record: &Record,
+) -> Result<Observed> {
+    let routes = survey_routes(engine, found);
+    let there = scanned_of(engine, snapshot, record, &routes);
+    found.note_missing_paths(routes, &snapshot.taken);
+    found.paths = there.iter().map(|scanned| scanned.device.hctl()).collect();
+    found.paths.sort_unstable();
+    let silent = there.iter().filter(|scanned| !scanned.runs);
+    found.silent = silent.map(|scanned| scanned.device.hctl()).collect();
+    if there.is_empty() {
+        for name in record.names().iter().filter(|name| name.is_unique()) {
+            if let Some(map) = Map::find(engine.roots(), name)? {
+                let what = format!("the map {} has no paths", map.name());
+                return Ok(Observed::Silent(what));
             }
         }
+        return Ok(Observed::Nothing);
+    }
+    let shown: Vec<String> = there.iter().map(ToString::to_string).collect();
+    let what = shown.join("; ");
+    if !there.iter().any(|scanned| scanned.runs) {
+        return Ok(Observed::Silent(what));
+    }
+    let mut handed_out = false;
+    if let Some(outcome) = &record.outcome {
+        let mut disks = Vec::new();
         for scanned in &there {
-            if scsi::shows_no_size(&scanned.device)? {
-                let hctl = scanned.device.hctl();
-                found.verify_reason = Some(format!("the kernel shows {hctl} without a size"));
-            }
+            disks.extend(scanned.device.disk()?);
         }
-        Ok(Observed::answers(what, handed_out))
+        if let Some(disk) = handed_out_disk(engine, outcome, &disks)? {
+            handed_out = true;
+            found.node = Some(disk.node(engine.roots()));
+            found.size = size_if_there(&disk)?;
+        }
     }
-
-    /// The devices that are paths of the volume: by its unique name, and by its sources while
-    /// that name is not known or was not read back.
-    fn scanned_of<'a>(
-        &self,
-        snapshot: &'a SysfsSnapshot,
-        record: &Record,
-        routes: &[Route],
-    ) -> Vec<&'a Scanned> {
-        let names = record.names();
-        let unique = names.first().filter(|name| name.is_unique());
-        let mut there = unique.map_or_else(Vec::new, |name| snapshot.named(name));
-        let attached = record.outcome.is_some();
-        if attached && unique.is_some() {
-            return there;
+    for scanned in &there {
+        if scsi::shows_no_size(&scanned.device)? {
+            let hctl = scanned.device.hctl();
+            found.verify_reason = Some(format!("the kernel shows {hctl} without a size"));
         }
-        let unit = Identity::of(names);
-        let own = |scanned: &&Scanned| {
-            let is_other = attached && unit.compare(&scanned.identity).is_different();
-            !is_other && !snapshot.is_anothers(&scanned.identity, &record.volume)
+    }
+    Ok(Observed::answers(what, handed_out))
+}
+
+/// The devices that are paths of the volume: by its unique name, and by its sources while
+/// that name is not known or was not read back.
+fn scanned_of<'a>(
+    engine: &Engine,
+    snapshot: &'a SysfsSnapshot,
+    record: &Record,
+    routes: &[Route],
+) -> Vec<&'a Scanned> {
+    let names = record.names();
+    let unique = names.first().filter(|name| name.is_unique());
+    let mut there = unique.map_or_else(Vec::new, |name| snapshot.named(name));
+    let attached = record.outcome.is_some();
+    if attached && unique.is_some() {
+        return there;
+    }
+    let unit = Identity::of(names);
+    let own = |scanned: &&Scanned| {
+        let is_other = attached && unit.compare(&scanned.identity).is_different();
+        !is_other && !snapshot.is_anothers(&scanned.identity, &record.volume)
+    };
+    for route in routes {
+        if let RouteKind::Address { hctl } = route.via
+            && is_renumbered(engine, record, &Source::Scsi(hctl))
+        {
+            continue;
+        }
+        let place = match &route.address {
+            Ok(hctl) => Some(*hctl),
+            Err(missing) => missing.hctl,
         };
-        for route in routes {
-            if let RouteKind::Address { hctl } = route.via
-                && self.is_renumbered(record, &Source::Scsi(hctl))
-            {
-                continue;
-            }
-            let place = match &route.address {
-                Ok(hctl) => Some(*hctl),
-                Err(missing) => missing.hctl,
-            };
-            let mut scanned = snapshot.scsi.iter();
-            let at = scanned.find(|scanned| Some(scanned.device.hctl()) == place);
-            there.extend(at.filter(own));
-        }
-        there
+        let mut scanned = snapshot.scsi.iter();
+        let at = scanned.find(|scanned| Some(scanned.device.hctl()) == place);
+        there.extend(at.filter(own));
     }
+    there
+}
 
-    /// The routes of the volume's sources. An address whose route cannot be read counts as
-    /// missing.
-    fn survey_routes(&self, found: &mut VolumeStatus) -> Vec<Route> {
-        let mut routes: Vec<Route> = Vec::new();
-        let log_in = found.spec.log_in.as_ref();
-        let initiator = log_in.map(|log_in| log_in.initiator.clone());
-        for source in &found.spec.sources {
-            match self.routes_as(source, initiator.as_ref()) {
-                Ok(found) => routes.extend(found),
-                Err(error) => {
-                    if let Source::Scsi(hctl) = source {
-                        let via = RouteKind::Address { hctl: *hctl };
-                        found.missing.push(MissingPath::new(via, &error));
-                    }
+/// The routes of the volume's sources. An address whose route cannot be read counts as
+/// missing.
+fn survey_routes(engine: &Engine, found: &mut VolumeStatus) -> Vec<Route> {
+    let mut routes: Vec<Route> = Vec::new();
+    let log_in = found.spec.log_in.as_ref();
+    let initiator = log_in.map(|log_in| log_in.initiator.clone());
+    for source in &found.spec.sources {
+        match routes_as(engine, source, initiator.as_ref()) {
+            Ok(found) => routes.extend(found),
+            Err(error) => {
+                if let Source::Scsi(hctl) = source {
+                    let via = RouteKind::Address { hctl: *hctl };
+                    found.missing.push(MissingPath::new(via, &error));
                 }
             }
         }
-        routes
     }
+    routes
 }
 
 /// The disk's size; `None` if the disk goes away meanwhile.

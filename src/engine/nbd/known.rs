@@ -1,0 +1,142 @@
+//! What is known of a connected NBD device: its source, its TLS, and that it answers.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use parking_lot::MutexGuard;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{BackendId, NbdIndex, NbdUri};
+use crate::kernel::blockdev::BlockDevice;
+use crate::nbd::{self, Link, NbdDevice, TlsInfo};
+
+/// Requires that neither this process nor an id that is a URI shows another source of the
+/// device than `uri`.
+pub(in crate::engine) fn require_source(
+    engine: &Engine,
+    device: &NbdDevice,
+    uri: &NbdUri,
+    backend: &BackendId,
+) -> Result<()> {
+    let index = device.index();
+    let source = known_source(engine, device, backend);
+    let Some(other) = source.filter(|source| source != uri) else {
+        return Ok(());
+    };
+    let message = format!(
+        "backend id {backend} is attached as nbd{index} from {other}, not from {uri}: detach \
+         it first, or give this source another id"
+    );
+    Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect))
+}
+
+/// Requires that the device is not known to use TLS if `uri` does not.
+pub(in crate::engine) fn require_no_less_tls(
+    engine: &Engine,
+    device: &NbdDevice,
+    uri: &NbdUri,
+    backend: &BackendId,
+) -> Result<()> {
+    let source = known_source(engine, device, backend);
+    let Some(known) = source.filter(|source| source.uses_tls() && !uri.uses_tls()) else {
+        return Ok(());
+    };
+    let message = format!(
+        "backend id {backend} is attached as nbd{} over TLS from {known}, and {uri} is without \
+         TLS: detach it first",
+        device.index()
+    );
+    Err(Error::new(ErrorKind::InUse, message).at(Stage::Resolve))
+}
+
+/// The source of a device, from this process's connections or from an id that is a URI.
+pub(in crate::engine) fn known_source(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+) -> Option<NbdUri> {
+    let is_its_own = |link: &&Link| link.backend == *backend;
+    let links = current_links(engine, device);
+    match links.get(&device.index()).filter(is_its_own) {
+        Some(link) => Some(link.uri.clone()),
+        None => backend.as_str().parse().ok(),
+    }
+}
+
+/// The TLS of the device's last connection: that of this process, or the recorded one if
+/// this process has made none. It is not known if another process has since replaced the
+/// connections of this one.
+pub(in crate::engine) fn known_tls(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+    recorded: Option<&TlsInfo>,
+) -> Option<TlsInfo> {
+    let links = current_links(engine, device);
+    match links.get(&device.index()) {
+        Some(link) if link.backend != *backend => recorded.cloned(),
+        Some(link) if link.is_of_another_now() => None,
+        Some(Link { tls: Some(tls), .. }) => Some(tls.clone()),
+        _ => recorded.cloned(),
+    }
+}
+
+/// Reads the bytes that hold the names of the device's content, which proves that the
+/// device answers.
+pub(in crate::engine) fn require_answer(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+    deadline: Deadline,
+) -> Result<Vec<u8>> {
+    /// The limit for a device whose connections of this process have ended: another process
+    /// may have given it new ones.
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let index = device.index();
+    let dead = |link: &Link| link.backend == *backend && link.is_dead();
+    let is_dead = current_links(engine, device).get(&index).is_some_and(dead);
+    let length = usize::try_from(nbd::CONTENT_LENGTH).unwrap_or(usize::MAX);
+    let limit = deadline.at_most(if is_dead { PATIENCE } else { Duration::MAX });
+    let first_bytes = move |disk: &_, roots: &_| BlockDevice::read_first_bytes(disk, roots, length);
+    let read = engine
+        .nbd_reads
+        .start(device, engine.roots(), limit, first_bytes)?;
+    let earlier = if read.is_none() {
+        "an earlier read has not returned, "
+    } else {
+        ""
+    };
+    let answer = read.and_then(|read| read.wait(limit));
+    answer.unwrap_or_else(|| {
+        let error = if is_dead {
+            let message = format!(
+                "nbd{index} is attached, and its connections have ended: heal it, or detach it"
+            );
+            Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
+        } else {
+            let what = format!(
+                "a read of nbd{index}, which is attached already: its connections may be \
+                 dead, and a heal replaces those"
+            );
+            Error::timed_out(Stage::Probe, deadline, &what)
+        };
+        Err(error.with_last_seen(format!("{earlier}{}", device.disk().describe())))
+    })
+}
+
+/// The links without that of an earlier device with this number: another process may
+/// have detached it and connected another export under the same id.
+pub(in crate::engine) fn current_links<'a>(
+    engine: &'a Engine,
+    device: &NbdDevice,
+) -> MutexGuard<'a, BTreeMap<NbdIndex, Link>> {
+    let now = device.pid().ok().flatten();
+    let mut links = engine.links.lock();
+    let is_earlier = |link: &Link| link.is_of_an_earlier_device(now);
+    if links.get(&device.index()).is_some_and(is_earlier) {
+        links.remove(&device.index());
+    }
+    links
+}
