@@ -26,7 +26,6 @@ const MAP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The caller has checked its users with [`refuse_users_of_map`]. Where `replaced` is
 /// given, another unit answers below the map: nothing is written there.
 ///
-///
 /// # Errors
 /// `InUse`, which names the users; `Io` where the flush failed: the map stays and
 /// nothing below it may be deleted; `TimedOut`.

@@ -23,17 +23,10 @@ impl DetachRun<'_> {
     /// Removes the map and the paths that are there now; returns `false` where there are
     /// none. Nothing is deleted before everything is claimed and flushed.
     pub(super) fn remove_present(&mut self, call: &mut CallContext) -> Result<bool> {
-        let deadline = call.deadline;
-        let engine = self.engine;
+        let (deadline, engine) = (call.deadline, self.engine);
         call.enter(Stage::Resolve);
-        let first_paths = std::mem::take(&mut self.first_paths);
-        let mut paths = paths_of(
-            engine,
-            &self.unit,
-            &self.named_devices,
-            first_paths,
-            deadline,
-        )?;
+        let known = std::mem::take(&mut self.first_paths);
+        let mut paths = paths_of(engine, &self.unit, &self.named_devices, known, deadline)?;
         self.timed_out |= paths.iter().any(|path| path.timed_out);
         self.keep_as_replaced(&mut paths);
         refuse_maps_of_others(&paths)?;

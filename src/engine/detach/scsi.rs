@@ -56,13 +56,8 @@ fn detach_present(
     let deadline = call.deadline;
     call.enter(Stage::Identify);
     let named_devices = named_devices(engine, resolved, request.expected.as_ref())?;
-    let known = paths_of(
-        engine,
-        &Identity::default(),
-        &named_devices,
-        Vec::new(),
-        deadline,
-    )?;
+    let any = Identity::default();
+    let known = paths_of(engine, &any, &named_devices, Vec::new(), deadline)?;
     let unit = unit_of(engine, resolved, &known, request.expected.as_ref())?;
     refuse_unproven_alias(engine, resolved, &known, &unit)?;
 
@@ -87,8 +82,7 @@ fn detach_present(
         holder_vanished: false,
         replaced: Vec::new(),
     };
-    // All known paths enter the receipt: this call does not flush a path that another
-    // process removes.
+    // All enter the receipt: this call does not flush a path that another process removes.
     for path in &known {
         run.add_to_receipt(path)?;
     }
@@ -102,12 +96,12 @@ fn detach_present(
                 Ok(more) => doubts.extend(more),
                 Err(error) => return Err(DetachFailure::new(error, run.receipt)),
             }
-            let names = &run.receipt.names;
             let loss_marks = match request.flush_policy {
                 FlushPolicy::Require => LossMarks::Keep,
                 FlushPolicy::Abandon => LossMarks::Remove,
             };
-            doubts.extend(failed_flush::purge_stale(engine.roots(), names, loss_marks));
+            let (roots, names) = (engine.roots(), &run.receipt.names);
+            doubts.extend(failed_flush::purge_stale(roots, names, loss_marks));
             Ok(detachment(run.receipt, doubts, resolved))
         }
         Err(error) => Err(DetachFailure::new(error, run.receipt)),

@@ -23,7 +23,7 @@ impl UsageSnapshot {
     /// Reads the users of these disks.
     ///
     /// # Errors
-    /// Those of [`users_of_each`](crate::engine::usage::users_of_each).
+    /// Those of [`users_of_each`].
     pub(in crate::engine) fn take(
         engine: &Engine,
         disks: &[&BlockDevice],

@@ -263,13 +263,8 @@ fn act(
         // Its paths come back, and the resize stays begun until then.
         Some(Operation::Resize { .. }) if condition == Condition::LinkDead => Action::Nothing,
         Some(Operation::Attach) if record.outcome.is_none() => {
-            detach_guarded(
-                engine,
-                guard,
-                record.clone(),
-                &DetachVolume::default(),
-                deadline,
-            )?;
+            let how = DetachVolume::default();
+            detach_guarded(engine, guard, record.clone(), &how, deadline)?;
             // No caller got the device.
             guard.undo(deadline.for_rollback())?;
             Action::Undone
