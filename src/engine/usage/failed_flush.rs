@@ -38,6 +38,8 @@ impl FailedFlush {
     /// and the device has failed commands since. `None` if no flush failed.
     pub(in crate::engine) fn read(&self) -> Result<Option<String>> {
         let text = sysfs::read_if_there(&self.path)?;
+        // The flush of a process that was killed before it wrote the mark had not begun.
+        let text = text.filter(|text| !text.is_empty());
         let note = text.map(|text| Note::parse(&text));
         Ok(note.and_then(|note| match note.under_way() {
             Some(errors) if errors_of(&self.disk) == errors => None,
@@ -88,11 +90,7 @@ impl FailedFlush {
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         point!(FailedFlushToWrite);
         run_dir::make(folder)?;
-        let written = if self.path.exists() {
-            note.replace(&self.path)
-        } else {
-            note.create(&self.path)
-        };
+        let written = note.write(&self.path);
         written.map_err(|error| Error::io("cannot write", &self.path, &error))?;
         point!(FailedFlushWritten);
         Ok(())
@@ -140,19 +138,17 @@ impl Note {
         Self { why, names }
     }
 
-    /// Makes the file. It is written beside and renamed, so that a killed process leaves no
-    /// mark without its text, which would be taken for a loss.
-    fn create(&self, path: &Path) -> io::Result<()> {
-        let beside = path.with_extension("unwritten");
-        fs::write(&beside, self.padded())?;
-        fs::rename(&beside, path)
-    }
-
-    /// Writes over the file, which needs no more room. One write within a page is whole, or it
-    /// is not there.
-    fn replace(&self, path: &Path) -> io::Result<()> {
-        let file = File::options().write(true).open(path)?;
-        file.write_all_at(&self.padded(), 0)
+    /// Makes the file, or writes over it, which needs no more room. One write within a page is
+    /// whole, or it is not there: a process that is killed before it leaves an empty file.
+    fn write(&self, path: &Path) -> io::Result<()> {
+        let is_new = !path.exists();
+        let mut file = File::options();
+        let file = file.write(true).create(true).truncate(false).open(path)?;
+        let written = file.write_all_at(&self.padded(), 0);
+        if is_new && written.is_err() {
+            let _removed_by_another = fs::remove_file(path);
+        }
+        written
     }
 
     /// The text in a file of [`ROOM`] bytes. A longer text loses its end.
@@ -250,6 +246,9 @@ pub(in crate::engine) fn refuse(disk: &BlockDevice, earlier: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -263,15 +262,56 @@ mod tests {
         assert!(text.starts_with("aé"), "{text}");
     }
 
-    #[test]
-    fn a_failure_is_remembered_for_one_life_of_the_disk() {
-        let root = tempfile::tempdir().unwrap();
-        let roots = Roots::below(root.path());
+    fn disk(roots: &Roots) -> BlockDevice {
         let dir = roots.sysfs.join("block/sda");
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("dev"), "8:0\n").unwrap();
         fs::write(dir.join("diskseq"), "7\n").unwrap();
-        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        BlockDevice::at(&dir).unwrap().unwrap()
+    }
+
+    #[test]
+    fn the_end_of_another_flush_takes_no_mark_of_a_flush_that_begins() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
+        let has_ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !has_ended.load(Ordering::Relaxed) {
+                    purge_stale(&roots, &[], LossMarks::Remove);
+                }
+            });
+            let begun: Vec<Result<bool>> = (0..2000)
+                .map(|_| {
+                    let begun = mark.begin();
+                    mark.clear();
+                    begun
+                })
+                .collect();
+            has_ended.store(true, Ordering::Relaxed);
+            begun.into_iter().for_each(|begun| assert!(begun.unwrap()));
+        });
+    }
+
+    #[test]
+    fn an_empty_mark_is_that_of_a_flush_that_has_not_begun() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
+        fs::create_dir_all(mark.path.parent().unwrap()).unwrap();
+        fs::write(&mark.path, "").unwrap();
+        assert_eq!(mark.read().unwrap(), None);
+        assert!(mark.begin().unwrap());
+        assert_eq!(fs::metadata(&mark.path).unwrap().len(), 4096);
+        assert_eq!(mark.read().unwrap(), None);
+    }
+
+    #[test]
+    fn a_failure_is_remembered_for_one_life_of_the_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let (disk, dir) = (disk(&roots), roots.sysfs.join("block/sda"));
         let mark = || FailedFlush::of(&roots, &disk).unwrap();
         assert_eq!(mark().read().unwrap(), None);
         mark().set(&Error::new(ErrorKind::Io, "no"));
