@@ -3,12 +3,13 @@
 use std::env;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::cache;
+use crate::emulator::Emulator;
 use crate::run_dir::RunDir;
 use crate::step::step;
 
@@ -35,7 +36,7 @@ impl Accel {
     }
 
     /// The user's choice, or the result of a probe with a real kernel.
-    pub(crate) fn choose(vmlinux: &Path, run_dir: &RunDir) -> Result<Self> {
+    pub(crate) fn choose(emulator: &Emulator, vmlinux: &Path, run_dir: &RunDir) -> Result<Self> {
         match env::var("LUNBD_VM_ACCEL").as_deref() {
             Ok("kvm") => return Ok(Self::Kvm),
             Ok("tcg") => return Ok(Self::Tcg),
@@ -51,7 +52,7 @@ impl Accel {
         if !usable || Path::new("/sys/module/kvm_pvm").exists() || failed_before() {
             return Ok(Self::Tcg);
         }
-        let works = step("probing KVM", || probe(vmlinux, run_dir))?;
+        let works = step("probing KVM", || probe(emulator, vmlinux, run_dir))?;
         if !works {
             remember_failure();
         }
@@ -61,11 +62,10 @@ impl Accel {
 
 /// KVM may open and run a few instructions, and still hang a guest. Only a kernel's first
 /// output proves that it works.
-fn probe(vmlinux: &Path, run_dir: &RunDir) -> Result<bool> {
+fn probe(emulator: &Emulator, vmlinux: &Path, run_dir: &RunDir) -> Result<bool> {
     let console = run_dir.join("kvm-probe.console");
     fs::write(&console, "")?;
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
+    let mut command = emulator.command();
     command
         .args(["-M", "q35,sata=off,smbus=off"])
         .args(Accel::Kvm.arguments());

@@ -175,7 +175,7 @@ fn sources(mirrors: &Mirrors, codename: &str) -> String {
         _ => format!("[signed-by={KEYRING}]"),
     };
     let mut suites = vec![(&mirrors.main, codename.to_owned())];
-    if codename != "sid" {
+    if codename != "sid" && !codename.ends_with("-backports") {
         suites.push((&mirrors.main, format!("{codename}-updates")));
         if let Some(security) = &mirrors.security {
             suites.push((security, format!("{codename}-security")));

@@ -13,6 +13,7 @@ use vm_tests::kernel_log::alarms;
 
 use crate::accel::Accel;
 use crate::cost::Cost;
+use crate::emulator::Emulator;
 use crate::guest_root::Root;
 use crate::kernel::Kernel;
 use crate::newc::Newc;
@@ -42,6 +43,7 @@ pub(crate) struct Setup<'run> {
     pub(crate) kernel: &'run Kernel,
     pub(crate) root: &'run Root,
     pub(crate) programs: &'run Programs,
+    pub(crate) emulator: &'run Emulator,
     pub(crate) accel: Accel,
     pub(crate) run_dir: &'run RunDir,
     /// The number of this machine among those that run at once. Each has its own files.
@@ -141,6 +143,7 @@ fn attempt(
         disk.set_len(DISK_BYTES)?;
     }
     let mut machine = Machine::start(
+        setup.emulator,
         setup.accel,
         &setup.kernel.vmlinux,
         initrd,

@@ -18,6 +18,7 @@ mod choice;
 mod cost;
 mod debian;
 mod decompress;
+mod emulator;
 mod expected_skips;
 mod guest_root;
 mod harmless;

@@ -1,7 +1,7 @@
 //! The virtual machine: the same recipe for every boot.
 
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -9,10 +9,9 @@ use vm_tests::job::{GUEST_MARK, SEED_MARK, WHOLE_SWEEPS};
 
 use crate::accel::Accel;
 use crate::cost;
+use crate::emulator::Emulator;
 use crate::kernel::Series;
 use crate::seed::SEED;
-
-const PROGRAM: &str = "qemu-system-x86_64";
 
 /// How much the kernel prints on its console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +35,7 @@ impl Machine {
     /// The calling thread must outlive the machine: the kernel sends the parent-death signal
     /// when the *thread* that started QEMU ends.
     pub(crate) fn start(
+        emulator: &Emulator,
         accel: Accel,
         vmlinux: &Path,
         initrd: &Path,
@@ -44,8 +44,7 @@ impl Machine {
         verbosity: Console,
         disk: Option<&Path>,
     ) -> Result<Self> {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", PROGRAM]);
+        let mut command = emulator.command();
         // AHCI would take the first SCSI host numbers.
         command
             .args(["-M", "q35,sata=off,smbus=off"])

@@ -15,6 +15,7 @@ use crate::cache::Cache;
 use crate::choice::{self, Breadth};
 use crate::cost::{Cost, Meter};
 use crate::debian::Mirrors;
+use crate::emulator::Emulator;
 use crate::kernel::{self, Kernel, Series};
 use crate::programs::{self, Programs};
 use crate::run_dir::RunDir;
@@ -33,6 +34,7 @@ pub(crate) struct Plan {
     kernels: Vec<Kernel>,
     /// The units of each kernel.
     units: Vec<Vec<Unit>>,
+    emulator: Emulator,
     accel: Accel,
     run_dir: RunDir,
 }
@@ -68,8 +70,8 @@ impl Plan {
         programs.build_rest(&tests, &run_dir)?;
         summary.costs.add("programs of the guest", meter.stop()?);
         let meter = Meter::start()?;
-        let (root, kernels) = prepare(series, refresh)?;
-        let accel = Accel::choose(&kernels[0].vmlinux, &run_dir)?;
+        let (emulator, root, kernels) = prepare(series, refresh)?;
+        let accel = Accel::choose(&emulator, &kernels[0].vmlinux, &run_dir)?;
         summary.costs.add("packages and kernels", meter.stop()?);
         let choices = choice::choose(&tests, series, breadth, expected_skips::reason);
         for (series, choice) in series.iter().zip(&choices) {
@@ -85,6 +87,7 @@ impl Plan {
             root,
             kernels,
             units: units.collect(),
+            emulator,
             accel,
             run_dir,
         }))
@@ -99,6 +102,7 @@ impl Plan {
                 kernel,
                 root: &self.root,
                 programs: &self.programs,
+                emulator: &self.emulator,
                 accel: self.accel,
                 run_dir: &self.run_dir,
                 seat,
@@ -155,16 +159,20 @@ fn available_memory() -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// The guest's root and the kernels. They come from the cache if they are there, unless
-/// `refresh` rebuilds them.
-pub(crate) fn prepare(series: &[Series], refresh: bool) -> Result<(guest_root::Root, Vec<Kernel>)> {
+/// The emulator, the guest's root and the kernels. They come from the cache if they are there,
+/// unless `refresh` rebuilds them.
+pub(crate) fn prepare(
+    series: &[Series],
+    refresh: bool,
+) -> Result<(Emulator, guest_root::Root, Vec<Kernel>)> {
     let mirrors = Mirrors::of_this_machine()?;
     let cache = Cache::lock(refresh)?;
+    let emulator = Emulator::prepare(&cache, &mirrors)?;
     let root = guest_root::prepare(&cache, &mirrors)?;
     let kernels = series
         .iter()
         .map(|series| kernel::prepare(&cache, &mirrors, *series));
-    Ok((root, kernels.collect::<Result<_>>()?))
+    Ok((emulator, root, kernels.collect::<Result<_>>()?))
 }
 
 /// Boots as often as necessary: a failed test leaves the guest in an unknown state, so the

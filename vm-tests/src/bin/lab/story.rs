@@ -35,13 +35,14 @@ pub(crate) fn run(arguments: &StoryArguments) -> Result<()> {
     let run_dir = RunDir::create()?;
     let program = &arguments.program[0];
     let programs = programs::build_for_story(&run_dir, &arguments.package, program)?;
-    let (root, kernels) = schedule::prepare(series, false)?;
+    let (emulator, root, kernels) = schedule::prepare(series, false)?;
     let kernel = kernels.first().context("no kernel")?;
-    let accel = Accel::choose(&kernel.vmlinux, &run_dir)?;
+    let accel = Accel::choose(&emulator, &kernel.vmlinux, &run_dir)?;
     let setup = Setup {
         kernel,
         root: &root,
         programs: &programs,
+        emulator: &emulator,
         accel,
         run_dir: &run_dir,
         seat: 0,
