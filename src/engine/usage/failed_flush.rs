@@ -290,7 +290,7 @@ mod tests {
                 })
                 .collect();
             has_ended.store(true, Ordering::Relaxed);
-            begun.into_iter().for_each(|begun| assert!(begun.unwrap()));
+            assert!(begun.into_iter().all(Result::unwrap));
         });
     }
 
