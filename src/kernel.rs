@@ -20,6 +20,7 @@ pub(crate) mod loops;
 pub mod machine;
 mod mount_sources;
 pub mod mounts;
+pub(crate) mod namespace;
 pub(crate) mod netlink_port;
 pub(crate) mod parallel;
 pub(crate) mod peer;

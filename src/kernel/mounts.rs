@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::btrfs_devices::BtrfsDevices;
 use super::file_servers::FileServers;
 use super::mount_sources::MountSourceLookup;
-use super::{Roots, process};
+use super::{Roots, namespace, process};
 use crate::deadline::Deadline;
 use crate::error::{ErrorKind, Result};
 use crate::id::DevNo;
@@ -40,7 +39,7 @@ pub struct Listed<T> {
 /// source path takes at most two seconds, and all together end by `deadline`.
 pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
     let mut namespaces = BTreeSet::new();
-    let namespace = |process: &Path| fs::metadata(process.join("ns/mnt")).map(|meta| meta.ino());
+    let namespace = |process: &Path| namespace::inode(process, "mnt");
     let mut found = Vec::new();
 
     let own = roots.proc.join("self");

@@ -9,12 +9,11 @@ mod without_descriptor;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::devices::NumberedDevice;
 use super::machine::Capabilities;
-use super::{Roots, sysfs, user_namespace};
+use super::{Roots, namespace, sysfs, user_namespace};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use descriptors::{DescriptorTables, has_gone, unless_denied, writes};
@@ -77,10 +76,8 @@ const PARENT_OF_KERNEL_THREADS: u32 = 2;
 /// By the errno, where the namespace cannot be read.
 pub(crate) fn shows_all_namespaces(roots: &Roots) -> Result<bool> {
     let inode = |process: &str| {
-        let link = roots.proc.join(process).join("ns/pid");
-        fs::metadata(&link)
-            .map(|namespace| namespace.ino())
-            .map_err(|error| (link, error))
+        let process = roots.proc.join(process);
+        namespace::inode(&process, "pid").map_err(|error| (process.join("ns/pid"), error))
     };
     let first = inode("1");
     let is_denied = matches!(&first, Err((_, error)) if !has_gone(error));

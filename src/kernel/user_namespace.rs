@@ -1,9 +1,10 @@
 //! The user namespace of a process.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 
 use super::Roots;
+use super::namespace;
 use super::process::descriptors::has_gone;
 
 /// The inode of the initial user namespace, which is the same on every machine
@@ -18,8 +19,8 @@ pub(crate) fn is_initial(roots: &Roots) -> bool {
 }
 
 pub(super) fn is_initial_of(roots: &Roots, process: &str) -> bool {
-    match fs::metadata(roots.proc.join(process).join("ns/user")) {
-        Ok(namespace) => namespace.ino() == INITIAL,
+    match namespace::inode(&roots.proc.join(process), "user") {
+        Ok(inode) => inode == INITIAL,
         Err(error) => has_gone(&error),
     }
 }

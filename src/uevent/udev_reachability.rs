@@ -2,11 +2,9 @@
 //! udevd, so a slow or stopped udevd is not mistaken for one that cannot be heard.
 
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::kernel::{Roots, mounts, process, sysfs};
+use crate::kernel::{Roots, mounts, namespace, process, sysfs};
 
 /// Why udevd's events do not reach this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +88,7 @@ fn own_network_namespace() -> Option<u64> {
 }
 
 fn network_namespace(process: &Path) -> Option<u64> {
-    fs::metadata(process.join("ns/net")).map(|it| it.ino()).ok()
+    namespace::inode(process, "net").ok()
 }
 
 /// The kernel shows this setting only in the initial network namespace
@@ -117,6 +115,8 @@ fn has_udevd_beside_us(roots: &Roots, own: Option<u64>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
