@@ -218,13 +218,7 @@ impl VolumeGuard {
                 return self.remove(deadline);
             }
         }
-        let removed = self.run(deadline, |guard, _| {
-            for volume in guard.shared.table().detached_too_long_ago() {
-                file::remove(&guard.shared.directory, &file::name_of(&volume))?;
-                guard.shared.table().remove(&volume);
-            }
-            Ok(())
-        });
+        let removed = self.run(deadline, |guard, _| guard.shared.remove_oldest_detached());
         if let Err(error) = removed {
             // The next detach of any volume tries again.
             tracing::warn!(%error, "old records of detached volumes stay");
@@ -276,6 +270,28 @@ impl VolumeGuard {
     }
 }
 
+impl Shared {
+    /// Removes the records of the volumes that were detached longest ago, beyond those that are
+    /// kept. Meanwhile no caller gets the guard of such a volume: its new record would be
+    /// removed.
+    fn remove_oldest_detached(&self) -> Result<()> {
+        let volumes = self.table().guard_oldest_detached();
+        let remove = |volume: &VolumeId| {
+            file::remove(&self.directory, &file::name_of(volume))?;
+            self.table().detached.remove(volume);
+            Ok(())
+        };
+        let removed = volumes.iter().try_for_each(remove);
+        let mut table = self.table();
+        for volume in &volumes {
+            table.in_flight.remove(volume);
+        }
+        drop(table);
+        self.freed.notify_all();
+        removed
+    }
+}
+
 impl Drop for VolumeGuard {
     fn drop(&mut self) {
         self.shared.table().in_flight.remove(&self.volume);
@@ -285,12 +301,68 @@ impl Drop for VolumeGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::sync::mpsc;
+    use std::thread;
     use std::time::Duration;
 
     use super::*;
     use crate::engine::{AttachRequest, Engine};
     use crate::id::Source;
     use crate::kernel::Roots;
+
+    fn record(volume: &str) -> Record {
+        let source: Source = "scsi:1:0:0:1".parse().unwrap();
+        Record {
+            volume: volume.parse().unwrap(),
+            spec: VolumeSpec::of(&AttachRequest::new(source)),
+            intent: None,
+            outcome: None,
+            boot: None,
+            detached: None,
+        }
+    }
+
+    fn detached(sequence: u64) -> Detached {
+        Detached {
+            safe_to_unmap: true,
+            not_looked_at: Vec::new(),
+            at: String::new(),
+            sequence,
+        }
+    }
+
+    #[test]
+    fn a_detach_beyond_the_kept_1024_removes_the_oldest_record_and_the_journal_goes_on() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let journal = engine.open_journal(deadline).unwrap();
+        for number in 1..=1024 {
+            let detached = Some(detached(number));
+            let record = record(&format!("old-{number}"));
+            let record = Record { detached, ..record };
+            journal.shared.table().insert(record);
+        }
+        let oldest: VolumeId = "old-1".parse().unwrap();
+        let file = journal.directory().join(file::name_of(&oldest));
+        fs::write(&file, "").unwrap();
+        let (sender, kept) = mpsc::channel();
+        let finish = move || {
+            let record = record("new");
+            let guard = journal.guard(&record.volume, None, deadline).unwrap();
+            guard.finish(record, detached(0), deadline).unwrap();
+            let kept = journal.detached();
+            drop(journal.guard(&oldest, None, deadline).unwrap());
+            sender.send(kept).unwrap();
+        };
+        // A journal that is locked for ever must not hold the test.
+        thread::spawn(finish);
+        let kept = kept.recv_timeout(Duration::from_secs(20)).expect("an end");
+        assert_eq!(kept.len(), 1024);
+        assert!(kept.iter().all(|record| record.volume.as_str() != "old-1"));
+        assert!(!file.exists());
+    }
 
     #[test]
     fn each_proven_detach_has_a_higher_sequence_number_than_those_before_it() {
@@ -299,24 +371,10 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(30));
         let journal = engine.open_journal(deadline).unwrap();
         let sequences = ["pvc-2", "pvc-1", "pvc-2"].map(|volume| {
-            let source: Source = "scsi:1:0:0:1".parse().unwrap();
-            let record = Record {
-                volume: volume.parse().unwrap(),
-                spec: VolumeSpec::of(&AttachRequest::new(source)),
-                intent: None,
-                outcome: None,
-                boot: None,
-                detached: None,
-            };
-            let detached = Detached {
-                safe_to_unmap: true,
-                not_looked_at: Vec::new(),
-                at: String::new(),
-                sequence: 0,
-            };
+            let record = record(volume);
             let volume = record.volume.clone();
             let guard = journal.guard(&volume, None, deadline).unwrap();
-            guard.finish(record, detached, deadline).unwrap();
+            guard.finish(record, detached(0), deadline).unwrap();
             journal.detached_as(&volume).unwrap().sequence
         });
         assert_eq!(sequences, [1, 2, 3]);

@@ -42,9 +42,18 @@ impl Table {
         self.detached.remove(volume);
     }
 
+    /// Takes the guards of the volumes beyond [`MOST_DETACHED`] that were detached longest ago.
+    pub(super) fn guard_oldest_detached(&mut self) -> Vec<VolumeId> {
+        let volumes = self.detached_too_long_ago();
+        let guards = volumes.iter().cloned();
+        self.in_flight
+            .extend(guards.map(|volume| (volume, InFlight::default())));
+        volumes
+    }
+
     /// The volumes beyond [`MOST_DETACHED`] that were detached longest ago, except those on
     /// which a caller works.
-    pub(super) fn detached_too_long_ago(&self) -> Vec<VolumeId> {
+    fn detached_too_long_ago(&self) -> Vec<VolumeId> {
         let too_many = self.detached.len().saturating_sub(MOST_DETACHED);
         if too_many == 0 {
             return Vec::new();
