@@ -64,8 +64,8 @@ mod wait;
 pub(crate) use adoption::{Adoption, adoption, request_timeout_of, timeouts_that_mark, unmark};
 pub(crate) use backends::Backends;
 pub use block_size::{BlockSizes, Geometry};
-pub(crate) use command::set_size;
 pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
+pub(crate) use command::{disconnect_under, set_size};
 pub(crate) use content::{
     LENGTH as CONTENT_LENGTH, describe_names as spelt_content, names as content_names,
     names_differ as is_other_content,

@@ -11,8 +11,6 @@ mod conversation;
 mod family;
 mod listener;
 
-use std::os::fd::OwnedFd;
-
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::kernel::worker;
@@ -21,16 +19,15 @@ pub(crate) use conversation::Payload;
 pub(crate) use listener::{Listener, Notification};
 
 /// One command to a family.
-#[derive(Debug)]
 pub(crate) struct Request {
     /// The family's name. The kernel assigns a new number at each load.
     pub(crate) family: &'static str,
     /// Command, version and attributes.
     pub(crate) payload: Payload,
-    /// The descriptors that the attributes name by number. They stay open until
-    /// the kernel has returned, even after the caller gave up. Otherwise a
-    /// number could mean another file by then.
-    pub(crate) keep_open: Vec<OwnedFd>,
+    /// What lives until the kernel has returned, even after the caller gave up: the
+    /// descriptors that the attributes name by number, which could mean another file by then,
+    /// and the locks of what the command changes.
+    pub(crate) held: Box<dyn Send>,
 }
 
 /// Sends `request`, and returns the kernel's answers once it has acknowledged
@@ -55,10 +52,10 @@ pub(crate) fn call(
         let Request {
             family,
             payload,
-            keep_open,
+            held,
         } = request;
         let result = exchange(family, &payload);
-        drop(keep_open);
+        drop(held);
         result
     })
 }
@@ -88,7 +85,7 @@ mod tests {
         let request = Request {
             family,
             payload: family::get_family("nlctrl"),
-            keep_open: Vec::new(),
+            held: Box::new(()),
         };
         let deadline = Deadline::after(Duration::from_secs(10));
         call(request, Stage::Resolve, "an answer", deadline, String::new)

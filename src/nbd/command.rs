@@ -111,6 +111,17 @@ impl NewTimeouts {
 /// [`Refusal`](crate::nbd::Refusal) as the cause; `NotSupported`; `NotPermitted`;
 /// `TimedOut` at stage `disconnect`.
 pub fn disconnect(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<()> {
+    disconnect_under(Box::new(()), roots, index, deadline)
+}
+
+/// The same. `locks` are held until the kernel has returned, so that a command that comes after
+/// its timeout ends no later connection of the device.
+pub(crate) fn disconnect_under(
+    locks: Box<dyn Send>,
+    roots: &Roots,
+    index: NbdIndex,
+    deadline: Deadline,
+) -> Result<()> {
     let message = Message {
         command: abi::CMD_DISCONNECT,
         attributes: vec![Attribute::Index(index.get())],
@@ -121,7 +132,7 @@ pub fn disconnect(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<
     };
     let stage = Stage::Disconnect;
     point!(NbdToDisconnect);
-    exchange(&message, Vec::new(), &attempt, stage, roots, deadline)?;
+    exchange(&message, locks, &attempt, stage, roots, deadline)?;
     point!(NbdDisconnected);
     Ok(())
 }
@@ -142,7 +153,7 @@ pub fn status(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<Opti
         ..RefusedCommand::default()
     };
     let stage = Stage::Resolve;
-    let answers = exchange(&message, Vec::new(), &attempt, stage, roots, deadline)?;
+    let answers = exchange(&message, Box::new(()), &attempt, stage, roots, deadline)?;
     let attributes = answers.into_iter().flat_map(|answer| answer.attributes);
     Ok(attributes
         .filter_map(|attribute| match attribute {
@@ -155,7 +166,7 @@ pub fn status(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<Opti
 
 fn exchange(
     message: &Message,
-    keep_open: Vec<OwnedFd>,
+    held: Box<dyn Send>,
     attempt: &RefusedCommand,
     stage: Stage,
     roots: &Roots,
@@ -169,7 +180,7 @@ fn exchange(
             version: abi::FAMILY_VERSION,
             attributes: message.encode(),
         },
-        keep_open,
+        held,
     };
     let what = format!("the kernel's NBD driver to {stage}");
     let seen = || refusal::read_facts(roots, attempt.index).to_string();

@@ -5,6 +5,7 @@ mod content;
 mod existing;
 mod prove;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
@@ -20,7 +21,6 @@ use crate::engine::nbd::receivers::{self, Receives};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
 use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, TlsInfo};
-use crate::uevent::Watch;
 
 pub(super) fn attach_nbd(
     engine: &Engine,
@@ -42,7 +42,7 @@ pub(super) fn attach_nbd(
 
     call.enter(Stage::Lock);
     // Two processes that want the same export get the same device.
-    let _lock = lock_backend(engine, &backend, call.deadline)?;
+    let backend_lock = lock_backend(engine, &backend, call.deadline)?;
     if let Some(device) = device_of_backend(engine, &backend)? {
         if request.finishing {
             limit_as_served(&device, uri, call);
@@ -51,9 +51,10 @@ pub(super) fn attach_nbd(
     }
 
     let connections = DeviceLock::of_connections(&backend);
-    let _connections = DeviceLock::take(roots, &connections, call.deadline)?;
+    let connections_lock = DeviceLock::take(roots, &connections, call.deadline)?;
+    let locks = Arc::new([backend_lock, connections_lock]);
     loop {
-        if let Some(attachment) = attach_new(engine, uri, request, &backend, call)? {
+        if let Some(attachment) = attach_new(engine, uri, request, &backend, &locks, call)? {
             return Ok(attachment);
         }
         tracing::warn!(%uri, "the kernel did not receive over each connection: connecting again");
@@ -67,6 +68,7 @@ fn attach_new(
     uri: &NbdUri,
     request: &AttachRequest,
     backend: &BackendId,
+    locks: &Arc<[DeviceLock; 2]>,
     call: &mut CallContext,
 ) -> Result<Option<Attachment>> {
     let deadline = call.deadline;
@@ -89,25 +91,45 @@ fn attach_new(
         export: &export,
         geometry,
         sockets: sockets.collect(),
+        locks: Arc::clone(locks),
     };
-    let Connected {
-        device,
-        written,
-        mut watch,
-        _lock: _held,
-    } = connect_free(engine, &offer, deadline)?;
-    engine.nbd_reads.has_new_connection(device.index());
-    let mut link = offer.take_link(&device);
+    let connected = connect_free(engine, &offer, deadline)?;
+    engine
+        .nbd_reads
+        .has_new_connection(connected.device.index());
+    let mut link = offer.take_link(&connected.device);
+    let written = connected.written;
     link.content = first.map(|first| KnownContent { first, written });
     link.tls.clone_from(&tls);
-    let served = Served { content, tls };
+    prove_new(
+        engine,
+        &offer,
+        connected,
+        link,
+        Served { content, tls },
+        call,
+    )
+}
+
+/// Proves a device that this attach connected; `None` if it was disconnected again, so that the
+/// attach connects another.
+fn prove_new(
+    engine: &Engine,
+    offer: &Offer<'_>,
+    mut connected: Connected,
+    mut link: Link,
+    served: Served,
+    call: &mut CallContext,
+) -> Result<Option<Attachment>> {
+    let (deadline, device) = (call.deadline, &connected.device);
     let received = device
-        .limit_requests(export.maximum_payload(), deadline)
-        .and_then(|()| receives(engine, &device, &mut link, deadline));
+        .limit_requests(offer.export.maximum_payload(), deadline)
+        .and_then(|()| receives(engine, device, &mut link, deadline));
     let connects_again = matches!(received, Ok(Receives::NotOverEach));
+    let watch = &mut connected.watch;
     let proven = received
-        .and_then(|receives| receives.require(&device))
-        .and_then(|()| prove_nbd(engine, &device, request, served, &mut watch, call))
+        .and_then(|receives| receives.require(device))
+        .and_then(|()| prove_nbd(engine, device, offer.request, served, watch, call))
         .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
     match proven {
         Ok(attachment) => {
@@ -117,35 +139,31 @@ fn attach_new(
         Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
         Err(error) => {
             link.shut_down();
-            disconnect_again(engine, &device, &mut watch, connects_again, error, deadline)?;
-            Ok(None)
+            let end = deadline.for_rollback();
+            match disconnect_again(engine, offer, &mut connected, end) {
+                Ok(()) if connects_again && !end.has_passed() => Ok(None),
+                Ok(()) => Err(error),
+                Err(failure) => Err(error.with_last_seen(format!(
+                    "nbd{} was connected, and the rollback could not disconnect it: {failure}",
+                    connected.device.index()
+                ))),
+            }
         }
     }
 }
 
 /// Disconnects a device that this attach connected, and waits until it is free: it stays
 /// until its last close, which may be that of udev's probe.
-///
-/// # Errors
-/// `error`, unless the attach connects again.
 fn disconnect_again(
     engine: &Engine,
-    device: &NbdDevice,
-    watch: &mut Watch,
-    connects_again: bool,
-    error: Error,
+    offer: &Offer<'_>,
+    connected: &mut Connected,
     deadline: Deadline,
 ) -> Result<()> {
-    let (roots, index, deadline) = (engine.roots(), device.index(), deadline.for_rollback());
-    let disconnected = nbd::disconnect(roots, index, deadline)
-        .and_then(|()| nbd::wait_until_free(roots, index, watch, deadline));
-    match disconnected {
-        Ok(()) if connects_again && !deadline.has_passed() => Ok(()),
-        Ok(()) => Err(error),
-        Err(failure) => Err(error.with_last_seen(format!(
-            "nbd{index} was connected, and the rollback could not disconnect it: {failure}"
-        ))),
-    }
+    let (roots, index) = (engine.roots(), connected.device.index());
+    let locks = Box::new((Arc::clone(&offer.locks), Arc::clone(&connected.lock)));
+    nbd::disconnect_under(locks, roots, index, deadline)?;
+    nbd::wait_until_free(roots, index, &mut connected.watch, deadline)
 }
 
 /// Whether the kernel receives over each connection. For a single connection the settling

@@ -1,5 +1,7 @@
 //! The steps of an NBD detach, from top to bottom.
 
+use std::sync::Arc;
+
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
@@ -24,9 +26,9 @@ pub(super) fn detach_nbd_backend(
     call: &mut CallContext,
 ) -> Result<Detachment> {
     call.enter(Stage::Lock);
-    let _lock = lock_backend(engine, &backend, call.deadline)?;
+    let lock = lock_backend(engine, &backend, call.deadline)?;
     if let Some(device) = device_of_backend(engine, &backend)? {
-        return disconnect(engine, &device, Some(&backend), request, call);
+        return disconnect(engine, &device, Some((&backend, lock)), request, call);
     }
     require_ids(engine)?;
     Ok(Detachment::unchanged(Place::Nbd {
@@ -55,7 +57,8 @@ fn require_ids(engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-/// Detaches the device that was named, whatever its backend id.
+/// Detaches the device that was named, whatever its backend id. It leaves a device alone that a
+/// client connects anew meanwhile.
 pub(super) fn detach_nbd_device(
     engine: &Engine,
     device: &NbdDevice,
@@ -67,32 +70,31 @@ pub(super) fn detach_nbd_device(
     let id = device
         .backend()?
         .and_then(|id| id.parse::<BackendId>().ok());
-    let lock = |id| lock_backend(engine, id, call.deadline);
-    let _lock = id.as_ref().map(lock).transpose()?;
-    disconnect(engine, device, id.as_ref(), request, call)
+    let lock = |id| Ok::<_, Error>((id, lock_backend(engine, id, call.deadline)?));
+    let backend = id.as_ref().map(lock).transpose()?;
+    disconnect(engine, device, backend, request, call)
 }
 
 fn disconnect(
     engine: &Engine,
     device: &NbdDevice,
-    backend: Option<&BackendId>,
+    backend: Option<(&BackendId, DeviceLock)>,
     request: &DetachRequest,
     call: &mut CallContext,
 ) -> Result<Detachment> {
     let deadline = call.deadline;
     let (roots, index, disk) = (engine.roots(), device.index(), device.disk());
-    let _lock = DeviceLock::take(roots, &index.name(), deadline)?;
-    let mut watch = engine.hub().watch(&index.name());
+    let (backend, backend_lock) = backend.unzip();
+    let connected_by = device.pid()?;
     let place = Place::Nbd {
         index: Some(index),
         backend: backend.cloned(),
     };
-    if device.pid()?.is_none() {
-        // This link is left of a disconnect whose end no caller saw.
-        engine.links.lock().remove(&index);
+    let Some(index_lock) = lock_connected(engine, device, connected_by, deadline)? else {
         return Ok(Detachment::unchanged(place));
-    }
-
+    };
+    let locks = Arc::new((index_lock, backend_lock));
+    let mut watch = engine.hub().watch(&index.name());
     let mark = FailedFlush::of(roots, disk)?;
     let Claimed {
         claim,
@@ -105,7 +107,8 @@ fn disconnect(
     if let Claim::Held(file) = &claim {
         udev_lock::keep_udev_away(file, deadline);
     }
-    end_link(engine, index, &flush, deadline)?;
+    let held = Box::new(Arc::clone(&locks));
+    end_link(engine, index, &flush, held, deadline)?;
     // The kernel releases the configuration at the last close.
     drop(claim);
 
@@ -133,6 +136,32 @@ fn disconnect(
     })
 }
 
+/// Locks the index of a device that `connected_by` connected; `None` if it is not connected.
+///
+/// # Errors
+/// `Vanished` if a client has connected it anew before the lock was taken; `TimedOut` at stage
+/// `lock`.
+fn lock_connected(
+    engine: &Engine,
+    device: &NbdDevice,
+    connected_by: Option<u32>,
+    deadline: Deadline,
+) -> Result<Option<DeviceLock>> {
+    let index = device.index();
+    let lock = DeviceLock::take(engine.roots(), &index.name(), deadline)?;
+    let connected_by_now = device.pid()?;
+    if connected_by_now.is_none() {
+        // This link is left of a disconnect whose end no caller saw.
+        engine.links.lock().remove(&index);
+        return Ok(None);
+    }
+    if connected_by_now != connected_by {
+        let message = format!("nbd{index} was connected anew meanwhile: it was left alone");
+        return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Lock));
+    }
+    Ok(Some(lock))
+}
+
 /// Locks the connections of this backend id, which the device must still have. Under the
 /// claim no other process can start to use the device, but a client may have connected the
 /// index anew before.
@@ -153,7 +182,13 @@ fn lock_connections_of(
     Err(Error::new(ErrorKind::Vanished, message).at(Stage::Disconnect))
 }
 
-fn end_link(engine: &Engine, index: NbdIndex, flush: &Flush, deadline: Deadline) -> Result<()> {
+fn end_link(
+    engine: &Engine,
+    index: NbdIndex,
+    flush: &Flush,
+    locks: Box<dyn Send>,
+    deadline: Deadline,
+) -> Result<()> {
     // The link is removed first, so that its end is not reported as a death.
     let link = engine.links.lock().remove(&index);
     // The kernel first sends a disconnect request on each connection, which blocks
@@ -164,7 +199,7 @@ fn end_link(engine: &Engine, index: NbdIndex, flush: &Flush, deadline: Deadline)
     {
         link.shut_down();
     }
-    nbd::disconnect(engine.roots(), index, deadline).inspect_err(|_| {
+    nbd::disconnect_under(locks, engine.roots(), index, deadline).inspect_err(|_| {
         // The device may still be connected; a heal needs the link.
         if let Some(link) = link {
             engine.links.lock().entry(index).or_insert(link);
@@ -207,6 +242,23 @@ mod tests {
     }
 
     #[test]
+    fn a_device_that_a_client_connects_anew_before_its_detach_has_the_lock_is_left_alone() {
+        let (_root, engine) = machine("6.1.0-30-amd64\n");
+        let dir = engine.roots().sysfs.join("block/nbd0");
+        let index = NbdIndex::new(0).unwrap();
+        let device = NbdDevice::find(engine.roots(), index).unwrap().unwrap();
+        let lock = |connected_by| {
+            let lock = lock_connected(&engine, &device, connected_by, soon());
+            lock.map(|lock| lock.is_some())
+        };
+        assert!(lock(Some(1)).unwrap());
+        fs::write(dir.join("pid"), "2\n").unwrap();
+        assert_eq!(lock(Some(1)).unwrap_err().kind(), ErrorKind::Vanished);
+        fs::remove_file(dir.join("pid")).unwrap();
+        assert!(!lock(Some(1)).unwrap());
+    }
+
+    #[test]
     fn a_source_is_not_detached_by_finding_no_id_where_the_kernel_keeps_none() {
         let source: Source = SOURCE.parse().unwrap();
         let (_root, engine) = machine("5.10.0-30-amd64\n");
@@ -244,7 +296,7 @@ mod tests {
         let (uri, backend) = (SOURCE.parse().unwrap(), BackendId::derived(SOURCE));
         let link = Link::new(uri, backend, Vec::new(), NewTimeouts::default(), None);
         engine.links.lock().insert(index, link);
-        end_link(&engine, index, &Flush::Done, soon()).unwrap_err();
+        end_link(&engine, index, &Flush::Done, Box::new(()), soon()).unwrap_err();
         assert!(engine.links.lock().contains_key(&index));
     }
 }

@@ -170,11 +170,10 @@ pub(in crate::engine) fn lookalikes(
         places.peek().is_some() && places.all(|it| it.compare(&place) == PlaceComparison::Different)
     };
     let mut doubts = Vec::new();
-    for device in engine
-        .units
-        .lock()
-        .candidates(engine.roots(), |name| unit.is(name))?
-    {
+    let mut units = engine.units.lock();
+    let candidates = units.candidates(engine.roots(), |name| unit.is(name))?;
+    drop(units);
+    for device in candidates {
         let identity = match device.cached_identity() {
             Err(error) if device.is_vanishing(&error) => continue,
             identity => identity?,

@@ -121,6 +121,17 @@ impl Connect {
     /// cause; `NotSupported` without the `nbd` module; `NotPermitted`;
     /// `TimedOut` at stage `connect`.
     pub fn send(self, roots: &Roots, deadline: Deadline) -> Result<NbdIndex> {
+        self.send_under(Box::new(()), roots, deadline)
+    }
+
+    /// The same. `locks` are held until the kernel has returned, so that no other process
+    /// connects the same index or backend id before a command that comes after its timeout.
+    pub(crate) fn send_under(
+        self,
+        locks: Box<dyn Send>,
+        roots: &Roots,
+        deadline: Deadline,
+    ) -> Result<NbdIndex> {
         require_sockets(&self.sockets, Stage::Connect)?;
         let attempt = RefusedCommand {
             index: self.index,
@@ -133,7 +144,8 @@ impl Connect {
         let message = self.message();
         let stage = Stage::Connect;
         point!(NbdToConnect);
-        let answers = exchange(&message, self.sockets, &attempt, stage, roots, deadline)?;
+        let held = Box::new((self.sockets, locks));
+        let answers = exchange(&message, held, &attempt, stage, roots, deadline)?;
         point!(NbdConnected);
         let mut attributes = answers.iter().flat_map(|answer| &answer.attributes);
         attributes

@@ -101,7 +101,14 @@ impl Reconfigure {
         let message = self.message();
         let stage = Stage::Reconfigure;
         point!(NbdToReconfigure);
-        exchange(&message, self.sockets, &attempt, stage, roots, deadline)?;
+        exchange(
+            &message,
+            Box::new(self.sockets),
+            &attempt,
+            stage,
+            roots,
+            deadline,
+        )?;
         point!(NbdReconfigured);
         Ok(())
     }

@@ -45,7 +45,7 @@ pub(crate) fn set_size(
     };
     let stage = Stage::Reconfigure;
     point!(NbdToReconfigure);
-    exchange(&message, Vec::new(), &attempt, stage, roots, deadline)?;
+    exchange(&message, Box::new(()), &attempt, stage, roots, deadline)?;
     point!(NbdReconfigured);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Connects a free device, or the one that the caller requested.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
@@ -19,7 +20,7 @@ pub(super) struct Connected {
     /// The disk's write counter before it was connected.
     pub(super) written: Option<u64>,
     pub(super) watch: Watch,
-    pub(super) _lock: DeviceLock,
+    pub(super) lock: Arc<DeviceLock>,
 }
 
 /// What follows where a process has the device open.
@@ -38,6 +39,8 @@ pub(super) struct Offer<'a> {
     pub(super) export: &'a Export,
     pub(super) geometry: Geometry,
     pub(super) sockets: Vec<OwnedFd>,
+    /// The locks of the backend id and of its connections.
+    pub(super) locks: Arc<[DeviceLock; 2]>,
 }
 
 impl Offer<'_> {
@@ -171,14 +174,16 @@ fn connect(
     if_opened: IfOpened,
     deadline: Deadline,
 ) -> Result<Connected> {
-    let roots = engine.roots();
+    let (roots, lock) = (engine.roots(), Arc::new(lock));
     forget_last_connection(roots, index)?;
     let before = NbdDevice::find(roots, index)?;
     let written = before.map_or(Ok(Some(0)), |device| device.written())?;
     // The watch begins before the connect, or it could miss the connect's event.
     let mut watch = engine.hub().watch(&index.name());
     loop {
-        let Err(refused) = offer.connect(index)?.send(roots, deadline) else {
+        let locks = Box::new((Arc::clone(&offer.locks), Arc::clone(&lock)));
+        let connect = offer.connect(index)?;
+        let Err(refused) = connect.send_under(locks, roots, deadline) else {
             break;
         };
         // A probe of udev has the node open for a moment, and that alone makes the
@@ -197,7 +202,7 @@ fn connect(
         device,
         written,
         watch,
-        _lock: lock,
+        lock,
     })
 }
 
