@@ -66,7 +66,7 @@ impl FirstNames {
     }
 }
 
-/// Removes the record of a device that is about to be deleted.
+/// Removes the record of a device that was deleted.
 pub(super) fn forget(roots: &Roots, hctl: Hctl) {
     let _never_written = fs::remove_file(path(roots, hctl));
 }

@@ -29,7 +29,7 @@ mod table;
 mod view;
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -39,10 +39,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::journal::table::{InFlight, Table};
-use crate::error::{Result, Stage};
+use crate::engine::lock::run_dir;
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
 use crate::iscsi::{CredentialsSource, SessionName};
-use crate::kernel::{machine, worker};
+use crate::kernel::{Roots, machine, worker};
 pub(crate) use conflict::{AttachedSpec, must_be_detached_first};
 pub use failing::Failing;
 pub use format::Problem;
@@ -101,17 +102,20 @@ impl Engine {
     ///
     /// # Errors
     /// `InUse`, naming the process that holds the journal; `InvalidInput` if the directory
-    /// holds something and was never a journal; `NotSupported` if a later version of lunbd
+    /// holds something and was never a journal, and for `/run/lunbd`, where the locks are; `NotSupported` if a later version of lunbd
     /// wrote a record, and nothing is touched then; `NotPermitted`; `TimedOut` at stage
     /// `journal`; `Io`.
     pub fn open_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<Journal> {
-        let path = directory.to_owned();
+        let (path, roots) = (directory.to_owned(), self.roots().clone());
         let found = worker::run(
             Stage::Journal,
             "the journal to be read",
             deadline,
             || format!("{}: its file system does not answer", directory.display()),
-            move || open::open(&path),
+            move || {
+                refuse_lock_directory(&roots, &path)?;
+                open::open(&path)
+            },
         )?;
         let table = Table {
             records: found.records,
@@ -142,15 +146,39 @@ impl Engine {
     /// `InvalidInput` if the directory holds something and was never a journal;
     /// `NotPermitted`; `TimedOut` at stage `journal`; `Io`.
     pub fn read_journal_at(&self, directory: &Path, deadline: Deadline) -> Result<JournalView> {
-        let path = directory.to_owned();
+        let (path, roots) = (directory.to_owned(), self.roots().clone());
         worker::run(
             Stage::Journal,
             "the journal to be read",
             deadline,
             || format!("{}: its file system does not answer", directory.display()),
-            move || open::look(&path),
+            move || {
+                refuse_lock_directory(&roots, &path)?;
+                open::look(&path)
+            },
         )
     }
+}
+
+/// # Errors
+/// `InvalidInput` for the directory of locks and marks: the journal would set those aside as
+/// files that are no records.
+fn refuse_lock_directory(roots: &Roots, directory: &Path) -> Result<()> {
+    // The directory may not exist yet.
+    let place = |path: &Path| {
+        let real = fs::canonicalize(path).ok();
+        real.or_else(|| {
+            let parent = fs::canonicalize(path.parent()?).ok()?;
+            Some(parent.join(path.file_name()?))
+        })
+    };
+    let wanted = place(directory);
+    if wanted.is_none() || wanted != place(&run_dir::path(roots)) {
+        return Ok(());
+    }
+    let message = "lunbd's locks are in this directory: put the journal into one of its own, such \
+                   as the default, journal, below it";
+    Err(Error::new(ErrorKind::InvalidInput, message).with_path(directory))
 }
 
 impl Journal {
@@ -217,5 +245,34 @@ impl Journal {
             shared.sync = sync;
         }
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn no_journal_is_opened_or_read_in_the_directory_of_the_locks() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let soon = || Deadline::after(Duration::from_secs(30));
+        let locks = run_dir::path(engine.roots());
+        let link = root.path().join("link");
+        symlink(&engine.roots().run, &link).unwrap();
+        fs::create_dir_all(&engine.roots().run).unwrap();
+        // At first the directory of the locks does not exist.
+        for _ in 0..2 {
+            for directory in [locks.clone(), link.join("lunbd"), locks.join(".")] {
+                let opened = engine.open_journal_at(&directory, soon()).map(drop);
+                assert_eq!(opened.unwrap_err().kind(), ErrorKind::InvalidInput);
+                let read = engine.read_journal_at(&directory, soon()).map(drop);
+                assert_eq!(read.unwrap_err().kind(), ErrorKind::InvalidInput);
+            }
+            drop(engine.open_journal(soon()).unwrap());
+        }
     }
 }

@@ -142,18 +142,17 @@ fn finish_attach(
         read_access_states(engine, unit, request, call)?;
         require_one_that_serves_io(engine, unit, deadline)?;
     }
-    if unit.paths.iter().any(|path| path.changed) {
-        // A new user of the unit starts from the data on it, so earlier failed
-        // flushes no longer count.
-        failed_flush::purge_stale(roots, &identity.names, LossMarks::Remove);
-    }
-    let attachment = attachment(engine, unit, request, identity, unit_map, settled)?;
     for path in &unit.paths {
         if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
             first.keep(&path.identity)?;
         }
     }
-    Ok(attachment)
+    if unit.paths.iter().any(|path| path.changed) {
+        // A new user of the unit starts from the data on it, so earlier failed
+        // flushes no longer count.
+        failed_flush::purge_stale(roots, &identity.names, LossMarks::Remove);
+    }
+    attachment(engine, unit, request, identity, unit_map, settled)
 }
 
 /// The facts of the unit's map, or of its best path where there is none.

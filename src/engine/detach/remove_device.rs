@@ -72,8 +72,9 @@ pub(in crate::engine) fn delete_diskless(
         return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
     }
     refuse_users_of_diskless(engine, device, deadline)?;
+    scsi::delete(device, &engine.scheduler, watch, deadline)?;
     first_names::forget(engine.roots(), device.hctl());
-    scsi::delete(device, &engine.scheduler, watch, deadline)
+    Ok(())
 }
 
 /// Deletes the device under the claim `held` and returns when udev has handled the
@@ -89,8 +90,8 @@ pub(in crate::engine) fn delete_disk(
     let (roots, mode) = (engine.roots(), engine.hub().mode());
     let removed_device = uevent::RemovedDevice::of(roots, disk)?;
     let mark = FailedFlush::of(roots, disk)?;
-    first_names::forget(roots, device.hctl());
     scsi::delete(device, &engine.scheduler, watch, deadline)?;
+    first_names::forget(roots, device.hctl());
     drop(held);
     mark.clear();
     uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
