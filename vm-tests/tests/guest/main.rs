@@ -71,6 +71,7 @@ mod nbd_grow;
 mod nbd_heal;
 mod nbd_images;
 mod nbd_kernel;
+mod nbd_late_command;
 mod nbd_late_receiver;
 mod nbd_links;
 mod nbd_receivers;

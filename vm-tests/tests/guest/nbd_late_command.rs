@@ -1,0 +1,142 @@
+//! Netlink commands that the kernel begins after the deadline of their caller.
+
+use std::process::{Child, Command};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use lunbd::engine::NbdOptions;
+use lunbd::id::NbdIndex;
+use lunbd::{AttachRequest, Attachment, Deadline, Engine, ErrorKind, Result, Roots, Source, nbd};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store, backends};
+
+/// The deadline of a call whose command the kernel does not begin in time.
+const SHORT: Duration = Duration::from_secs(4);
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A disconnect that waits for its server. The kernel begins no other netlink command of NBD
+/// meanwhile (`net/netlink/genetlink.c`, `genl_mutex`).
+struct HangingDisconnect {
+    source: Source,
+    server: NbdServer,
+    writer: Child,
+    client: Child,
+}
+
+fn knows(index: NbdIndex) -> bool {
+    let deadline = Deadline::after(Duration::from_secs(1));
+    nbd::status(&Roots::default(), index, deadline).is_ok()
+}
+
+impl HangingDisconnect {
+    fn begin(engine: &Engine, store: &Store) -> Self {
+        let path = store.path().to_str().unwrap();
+        let server = NbdServer::nbdkit(At::unix(), &["--export=hung", "file", path]);
+        let source: Source = server.uri("hung").parse().unwrap();
+        let options = NbdOptions::default().io_timeout(Duration::from_secs(300));
+        let request = AttachRequest::new(source.clone()).nbd(options);
+        let attached = engine.attach(&request, soon()).unwrap();
+        guest::udevd::settle();
+        server.stop();
+        let node = attached.node.to_str().unwrap();
+        // The stopped server does not read, and the socket's buffer fills.
+        let writer = Command::new("dd")
+            .args(["if=/dev/zero", "bs=1M", "count=32", "oflag=direct"])
+            .arg(format!("of={node}"))
+            .spawn()
+            .unwrap();
+        let counts = format!("/sys/block/{}/inflight", node.trim_start_matches("/dev/"));
+        guest::wait_until("requests in flight", LIMIT, || {
+            let counts = std::fs::read_to_string(&counts).unwrap();
+            let written = counts.split_whitespace().nth(1)?.parse::<u32>().ok()?;
+            (written >= 2).then_some(())
+        });
+        let client = Command::new("nbd-client").args(["-d", node]).spawn();
+        let client = client.unwrap();
+        let index = attached.nbd_index().unwrap();
+        guest::wait_until("the disconnect to hang", LIMIT, || {
+            (!knows(index)).then_some(())
+        });
+        Self {
+            source,
+            server,
+            writer,
+            client,
+        }
+    }
+
+    fn end(mut self, engine: &Engine) {
+        self.server.cont();
+        self.client.wait().unwrap();
+        self.writer.wait().unwrap();
+        guest::wait_until("the device to be free", LIMIT, || {
+            engine.detach(self.source.clone(), soon()).ok()
+        });
+    }
+}
+
+/// Attaches on a thread, with an engine that knows nothing of the other one's calls.
+fn attach_aside(source: &Source) -> mpsc::Receiver<Result<Attachment>> {
+    let (sender, attached) = mpsc::channel();
+    let request = AttachRequest::new(source.clone());
+    thread::spawn(move || {
+        let engine = engine();
+        let attachment = engine.attach(&request, soon());
+        let _given_up = sender.send(attachment);
+    });
+    attached
+}
+
+fn served() -> (NbdModule, NbdServer, Source) {
+    let module = NbdModule::with_backend_ids(4);
+    let server = NbdServer::nbdkit(At::unix(), &["memory", "1M"]);
+    let source = server.uri("").parse().unwrap();
+    (module, server, source)
+}
+
+#[test]
+fn a_backend_id_gets_one_device_though_its_first_connect_comes_after_the_deadline() {
+    let (_module, _server, source) = served();
+    let (engine, store) = (engine(), Store::sparse(64 << 20));
+    let hanging = HangingDisconnect::begin(&engine, &store);
+    let request = AttachRequest::new(source.clone());
+    let late = engine.attach(&request, Deadline::after(SHORT)).unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::TimedOut, "{late:#}");
+    let attached = attach_aside(&source);
+    // Without the lock of the backend id its connect waits behind the late one.
+    let early = attached.recv_timeout(SHORT);
+    assert!(early.is_err(), "{early:?}");
+    hanging.end(&engine);
+    attached.recv_timeout(LIMIT).unwrap().unwrap();
+    assert_eq!(backends(), [source.to_string()]);
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
+#[test]
+fn a_volume_that_is_attached_again_stays_though_the_disconnect_before_it_comes_late() {
+    let (_module, _server, source) = served();
+    let (engine, store) = (engine(), Store::sparse(64 << 20));
+    engine
+        .attach(&AttachRequest::new(source.clone()), soon())
+        .unwrap();
+    guest::udevd::settle();
+    let hanging = HangingDisconnect::begin(&engine, &store);
+    let late = engine
+        .detach(source.clone(), Deadline::after(SHORT))
+        .unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::TimedOut, "{late}");
+    let attached = attach_aside(&source);
+    // Without the lock of the backend id the attach returns the device that goes.
+    let early = attached.recv_timeout(SHORT);
+    hanging.end(&engine);
+    let attached = early
+        .unwrap_or_else(|_| attached.recv_timeout(LIMIT).unwrap())
+        .unwrap();
+    guest::wait_until("the kernel to answer", LIMIT, || {
+        knows(attached.nbd_index().unwrap()).then_some(())
+    });
+    assert_eq!(backends(), [source.to_string()]);
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
