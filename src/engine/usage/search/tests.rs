@@ -73,7 +73,7 @@ type Use = (fn(&Machine), Holder, bool);
 
 #[test]
 fn each_user_of_a_partition_is_a_user_of_the_disk() {
-    let uses: [Use; 5] = [
+    let cases: [Use; 5] = [
         (
             |machine| {
                 let line = "36 35 8:1 / /mnt rw - ext4 /dev/sda1 rw\n";
@@ -124,12 +124,12 @@ fn each_user_of_a_partition_is_a_user_of_the_disk() {
             false,
         ),
     ];
-    for (begin, holder, is_exclusive) in uses {
+    for (begin, holder, is_exclusive) in cases {
         let machine = Machine::new();
         assert_eq!(machine.users(Extent::All).found, []);
         begin(&machine);
         let users = machine.users(Extent::All);
-        assert_eq!(users.found, [holder.clone()]);
+        assert_eq!(users.found, std::slice::from_ref(&holder));
         assert_eq!(users.not_looked_at, []);
         let beside = machine.users(Extent::BesideClaim).found;
         assert_eq!(beside.is_empty(), is_exclusive, "{holder}");

@@ -1,8 +1,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::engine::ChangeEvent;
-use crate::engine::VolumeStatus;
+use crate::engine::{ChangeEvent, VolumeStatus};
 use crate::error::{ErrorKind, MissingPath};
 use crate::id::{HostNo, RouteKind, SessionId};
 use crate::iscsi::SessionOptions;
