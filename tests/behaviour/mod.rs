@@ -1,6 +1,6 @@
 //! The engine's behaviour with SCSI volumes, as one suite for two machines.
 //!
-//! `tests/behaviour_on_a_fake_kernel.rs` runs it on the kernel of `tests/fake_kernel`;
+//! `tests/on_a_fake_kernel/behaviours.rs` runs it on the kernel of `tests/fake_kernel`;
 //! `vm-tests/tests/guest/behaviours.rs` runs the same source on real kernels with `scsi_debug`
 //! and a real udevd. So the fake kernel must behave as the real ones do. A test here holds on
 //! both machines; a test that needs only one of them belongs elsewhere.

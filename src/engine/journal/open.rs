@@ -300,3 +300,6 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Fault> {
     }
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -339,3 +339,6 @@ fn try_claim(
     point!(ClaimTaken);
     Ok(claimed)
 }
+
+#[cfg(test)]
+mod tests;

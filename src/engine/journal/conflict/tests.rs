@@ -1,9 +1,12 @@
+use std::fs;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
 use super::*;
 use crate::engine::journal::record::Outcome;
 use crate::engine::{AttachRequest, NbdOptions};
+use crate::kernel::Roots;
+use crate::scsi::ScsiDevice;
 
 fn spec(options: NbdOptions) -> VolumeSpec {
     let source: Source = "nbd://192.0.2.1/vol-7".parse().unwrap();
@@ -150,4 +153,34 @@ fn an_address_reserves_a_unit_only_while_the_volumes_own_is_unknown() {
     assert!(!is_meant(None, &[], elsewhere));
     assert!(!is_meant(None, &[OURS], here));
     assert!(!is_meant(Some(OURS), &[], here));
+}
+
+/// The place of a device at this address, of which no transport is known.
+fn place(hctl: &str) -> PathPlace {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    fs::create_dir_all(roots.sysfs.join("bus/scsi/devices").join(hctl)).unwrap();
+    let device = ScsiDevice::find(&roots, hctl.parse().unwrap());
+    PathPlace::of(&roots, &device.unwrap().unwrap())
+}
+
+#[test]
+fn a_unit_with_a_name_that_others_may_have_is_a_volumes_only_where_its_source_leads() {
+    let known = record(at("scsi:2:0:0:1", None), &[WEAK]);
+    let reservation = Reservation::of(&known);
+    let (wanting, unit) = ("pvc-2".parse().unwrap(), identity(&[WEAK]));
+    let may_be_shared = |places: &[&str]| {
+        let places: Vec<PathPlace> = places.iter().copied().map(place).collect();
+        with_unit(&wanting, (&unit, &places), reservation).is_err()
+    };
+    let (there, another_lun, another_host) = ("2:0:0:1", "2:0:0:2", "3:0:0:1");
+    assert!(reservation.owns(&unit, &place(there)));
+    assert!(!reservation.owns(&unit, &place(another_lun)));
+    // Another host may lead to the same target: nobody knows. So the volume does not own the
+    // unit, and no other volume gets it.
+    assert!(!reservation.owns(&unit, &place(another_host)));
+    assert!(may_be_shared(&[there]));
+    assert!(!may_be_shared(&[another_lun]));
+    assert!(may_be_shared(&[another_host]));
+    assert!(may_be_shared(&[another_lun, there]));
 }

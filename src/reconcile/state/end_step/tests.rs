@@ -327,3 +327,39 @@ fn a_failed_resize_is_no_failure_once_the_volume_has_grown_by_other_means() {
     assert!(state.errors().is_empty());
     assert!(state.attached(&id(0)).is_some());
 }
+
+fn disconnected(kind: ErrorKind) -> Outcome {
+    let error = Error::new(kind, "no server");
+    Outcome::Disconnected(Disconnect::because(error))
+}
+
+#[test]
+fn a_device_without_a_server_is_not_handed_out_and_is_healed_until_it_answers() {
+    let mut state = wanting_nbd(1);
+    refresh(&mut state, nbd_status(0));
+    // The device does not answer, and sysfs does not show it.
+    let outcome = disconnected(ErrorKind::Unreachable);
+    let events = end(&mut state, StepKind::Verify, outcome);
+    assert!(matches!(&*events, [Event::Lost { .. }]), "{events:?}");
+    assert!(state.attached(&id(0)).is_none());
+    assert_eq!(state.errors().len(), 1);
+    assert!(!state.refresh.is_wanted());
+    let outcome = disconnected(ErrorKind::Unreachable);
+    let job = take(&mut state, StepKind::Heal);
+    assert!(job.step.reason.contains("no server"), "{}", job.step);
+    assert_eq!(job.tries, 1);
+    state.end_step(job, outcome);
+    let events = end(&mut state, StepKind::Heal, Outcome::Serves);
+    assert!(matches!(&*events, [Event::Healed { .. }]), "{events:?}");
+    assert!(state.attached(&id(0)).is_some() && state.errors().is_empty());
+}
+
+#[test]
+fn a_device_that_is_gone_when_it_is_healed_is_looked_at() {
+    for kind in [ErrorKind::NotFound, ErrorKind::Vanished] {
+        let mut state = with_attached();
+        report_death(&mut state, 0);
+        end(&mut state, StepKind::Heal, disconnected(kind));
+        assert!(state.refresh.is_wanted(), "{kind:?}");
+    }
+}

@@ -1,7 +1,9 @@
 use super::*;
+use crate::engine::ChangeEvent;
 use crate::engine::journal::VolumeSpec;
-use crate::error::ErrorKind;
-use crate::id::Source;
+use crate::error::{ErrorKind, MissingPath};
+use crate::id::{NbdIndex, RouteKind, Source};
+use crate::reconcile::Options;
 use crate::reconcile::job::Outcome;
 use crate::reconcile::state::tests::{
     end, failed, id, refresh, request, retry_late, take, take_all, wanting,
@@ -162,4 +164,92 @@ fn a_certificate_that_ends_within_30_days_is_reported_once() {
     assert_eq!(reported(&soon), 0);
     // A renewed certificate has an end of its own.
     assert_eq!(reported(&with_days_left(10)), 1);
+}
+
+/// The volume as an attach hands it out that found no device at its second address.
+fn attached_by_one_path() -> Outcome {
+    let mut status = unit_status();
+    let hctl = status.paths.pop().unwrap();
+    let via = RouteKind::Address { hctl };
+    status
+        .missing
+        .push(MissingPath::new(via, &"it is not there"));
+    Outcome::Attached(Box::new(status))
+}
+
+/// The same volume as a refresh finds it: another attach may bring its second path.
+fn lacking() -> [VolumeStatus; 2] {
+    let mut unscanned = unit_status();
+    let mut without_session = unscanned.clone();
+    unscanned.unscanned.extend(unscanned.paths.pop());
+    without_session.paths.pop();
+    let portal = "192.0.2.1:3260".parse().unwrap();
+    without_session.without_session.push(portal);
+    [unscanned, without_session]
+}
+
+#[test]
+fn a_path_that_an_attach_did_not_bring_is_tried_again_after_a_pause_that_grows() {
+    for lacking in lacking() {
+        let mut state = wanting([unit_status().spec.request().unwrap()]);
+        let hour = Duration::from_secs(3600);
+        state.options = Options::default().retry(Duration::from_secs(1), hour);
+        end(&mut state, StepKind::Attach, attached_by_one_path());
+        for _ in 0..10 {
+            refresh(&mut state, lacking.clone());
+            assert!(take_all(&mut state).is_empty(), "it waits");
+            state.reset_backoff(Duration::ZERO);
+            refresh(&mut state, lacking.clone());
+            end(&mut state, StepKind::Attach, attached_by_one_path());
+        }
+        state.plan_and_queue();
+        let pause = state.schedule.next_plan().unwrap() - Instant::now();
+        assert!(pause > Duration::from_secs(60), "{pause:?}");
+    }
+}
+
+#[test]
+fn a_volume_whose_missing_path_is_there_is_not_looked_at_again_for_it() {
+    let mut state = wanting([unit_status().spec.request().unwrap()]);
+    end(&mut state, StepKind::Attach, attached_by_one_path());
+    state.plan_and_queue();
+    assert!(state.refresh.is_wanted(), "the retry is due at once");
+    while state.refresh.take().is_none() {
+        std::thread::yield_now();
+    }
+    refresh(&mut state, unit_status());
+    state.plan_and_queue();
+    assert!(!state.refresh.is_wanted());
+}
+
+#[test]
+fn a_dead_link_and_a_difference_are_forgotten_when_nothing_of_the_volume_is_left() {
+    let mut state = wanting([request("nbd://192.0.2.1/a")]);
+    let spec = VolumeSpec::of(&request("nbd://192.0.2.1/a"));
+    let mut attached = VolumeStatus::new(id(0), spec, Condition::Complete);
+    attached.nbd_index = NbdIndex::new(0);
+    end(
+        &mut state,
+        StepKind::Attach,
+        Outcome::Attached(Box::new(attached.clone())),
+    );
+    state.handle_change(&ChangeEvent::LinkDead(NbdIndex::new(0).unwrap()));
+    // The kernel shows the death later than it reports it.
+    refresh(&mut state, attached.clone());
+    assert_eq!(state.step(&id(0)).unwrap().kind, StepKind::Heal);
+    let ended_steps = state.counters.steps;
+    state.merge(Vec::new(), &Scope::All, ended_steps, true);
+    // Another process has attached it again.
+    let events = refresh(&mut state, attached);
+    assert!(events.is_empty(), "{events:?}");
+    let events = end(&mut state, StepKind::Verify, Outcome::Serves);
+    assert!(events.is_empty(), "it was not lost: {events:?}");
+
+    let mut state = unit_found();
+    let differs = Outcome::Differs(Condition::Changed, "another answers".to_owned());
+    end(&mut state, StepKind::Verify, differs);
+    let ended_steps = state.counters.steps;
+    state.merge(Vec::new(), &Scope::All, ended_steps, true);
+    refresh(&mut state, unit_status());
+    take(&mut state, StepKind::Verify);
 }

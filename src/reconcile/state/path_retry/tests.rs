@@ -1,11 +1,11 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::engine::ChangeEvent;
-use crate::error::ErrorKind;
-use crate::id::{HostNo, SessionId};
+use crate::engine::{ChangeEvent, VolumeStatus};
+use crate::error::{ErrorKind, MissingPath};
+use crate::id::{HostNo, RouteKind, SessionId};
 use crate::iscsi::SessionOptions;
-use crate::reconcile::job::Job;
+use crate::reconcile::job::{Job, Outcome};
 use crate::reconcile::state::tests::{failed, request, retry_late, take_all, wanting};
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
@@ -141,4 +141,26 @@ fn retries_of_steps_that_failed_together_are_spread() {
     assert!(second < Duration::from_secs(40), "{nexts:?}");
     state.reset_backoff(Duration::ZERO);
     assert_eq!(take_all(&mut state).len(), 2);
+}
+
+#[test]
+fn a_session_that_serves_again_is_a_cause_to_look_at_the_volumes_that_lack_a_path_over_it() {
+    let mut state = wanting_two();
+    for job in take_all(&mut state) {
+        let spec = state.desired.get(&job.step.volume).unwrap().clone();
+        let mut status = VolumeStatus::new(job.step.volume.clone(), spec, Condition::Complete);
+        let via = RouteKind::Address {
+            hctl: "3:0:0:1".parse().unwrap(),
+        };
+        status
+            .missing
+            .push(MissingPath::new(via, &"it is not there"));
+        state.end_step(job, Outcome::Attached(Box::new(status)));
+    }
+    assert!(take_all(&mut state).is_empty() && !state.refresh.is_wanted());
+    let other = "iqn.2003-01.org.lunbd:other";
+    state.retry_target(&other.parse().unwrap());
+    assert!(!state.refresh.is_wanted());
+    state.retry_target(&TARGET.parse().unwrap());
+    assert!(state.refresh.is_wanted());
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::engine::journal::VolumeSpec;
+use crate::engine::journal::{Operation, VolumeSpec};
 use crate::engine::{ChangeEvent, Condition, VolumeStatus};
 use crate::error::ErrorKind;
 use crate::reconcile::job::Outcome;
@@ -28,12 +28,35 @@ fn fail_each_once(state: &mut State) {
 
 #[test]
 fn a_detach_does_not_wait_for_attaches_however_many_there_are_and_however_long_they_take() {
+    // Volume 99 is not wanted, and volume 19 is wanted from another server.
+    let (unwanted, mut begun, mut elsewhere) = (nbd_status(99), nbd_status(99), nbd_status(19));
+    let abandon_unwritten = false;
+    begun.under_way = Some(Operation::Detach { abandon_unwritten });
+    elsewhere.spec = VolumeSpec::of(&nbd_request(98));
+    for (status, kind) in [
+        (unwanted, StepKind::Detach),
+        (begun, StepKind::Finish),
+        (elsewhere, StepKind::Detach),
+    ] {
+        let mut state = wanting_nbd(20);
+        let attaches = take_all(&mut state);
+        assert_eq!(attaches.len(), 8, "more than there are threads");
+        state.set_status(status);
+        state.schedule.require_plan();
+        take(&mut state, kind);
+    }
+}
+
+#[test]
+fn a_detach_that_failed_before_does_not_wait_for_attaches() {
     let mut state = wanting_nbd(20);
-    let attaches = take_all(&mut state);
-    assert_eq!(attaches.len(), 8, "more than there are threads");
     // Volume 99 is not wanted.
     state.set_status(nbd_status(99));
     state.schedule.require_plan();
+    let mut jobs = take_all(&mut state);
+    let detach = jobs.remove(0);
+    assert_eq!((detach.step.kind, jobs.len()), (StepKind::Detach, 8));
+    state.end_step(detach, failed(ErrorKind::InUse));
     take(&mut state, StepKind::Detach);
 }
 

@@ -1,20 +1,10 @@
 //! Reaps, on the kernel of `tests/fake_kernel`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test panics to fail"
-)]
-
-#[allow(dead_code, reason = "other tests use the rest of it")]
-mod fake_kernel;
 
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use fake_kernel::{Address, FakeKernel, Unit, access};
+use crate::fake_kernel::{Address, FakeKernel, Unit, access};
 use lunbd::engine::{Evidence, ReapOutcome, ReapReport, ReapRequest, StaleLun};
 use lunbd::id::VolumeId;
 use lunbd::reconcile::{Desired, Options, Reconciler};

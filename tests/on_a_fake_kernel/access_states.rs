@@ -1,19 +1,9 @@
 //! Paths whose target ports have ALUA access states, on the kernel of `tests/fake_kernel`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test panics to fail"
-)]
-
-#[allow(dead_code, reason = "other tests use the rest of it")]
-mod fake_kernel;
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use fake_kernel::{Address, FakeKernel, Unit, access};
+use crate::fake_kernel::{Address, FakeKernel, Unit, access};
 use lunbd::engine::{Flush, Multipath, StageObserver};
 use lunbd::error::Stage;
 use lunbd::scsi::AccessState;

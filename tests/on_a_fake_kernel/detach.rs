@@ -1,15 +1,5 @@
 //! Detaches, and rollbacks of attaches, that meet other processes, on the kernel of
 //! `tests/fake_kernel`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test panics to fail"
-)]
-
-#[allow(dead_code, reason = "other tests use the rest of it")]
-mod fake_kernel;
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -17,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fake_kernel::{Address, FakeKernel, Unit, access};
+use crate::fake_kernel::{Address, FakeKernel, Unit, access};
 use lunbd::deadline::Cancel;
 use lunbd::engine::{Flush, StageObserver};
 use lunbd::error::Stage;

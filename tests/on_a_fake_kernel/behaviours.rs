@@ -1,23 +1,13 @@
 //! The suite of `tests/behaviour`, on the kernel of `tests/fake_kernel`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test panics to fail"
-)]
-
-mod behaviour;
-#[allow(dead_code, reason = "other tests use the rest of it")]
-mod fake_kernel;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use behaviour::machine::{Held, Machine, Seen};
-use behaviour::minimum::Minimum;
-use fake_kernel::{Address, FakeKernel, Kernel, Unit, access};
+use crate::behaviour;
+use crate::behaviour::machine::{Held, Machine, Seen};
+use crate::behaviour::minimum::Minimum;
+use crate::fake_kernel::{Address, FakeKernel, Kernel, Unit, access};
 use lunbd::Engine;
 use lunbd::kernel::OpenMode;
 use lunbd::scsi::StuckCall;
@@ -220,4 +210,4 @@ impl Fake {
     }
 }
 
-behaviours!(Fake);
+crate::behaviours!(Fake);

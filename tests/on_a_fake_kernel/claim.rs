@@ -1,15 +1,5 @@
 //! The claim of a disk and the flush under it, on the kernel of `tests/fake_kernel`: what
 //! prevents a removal, and what does not.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "a test panics to fail"
-)]
-
-#[allow(dead_code, reason = "other tests use the rest of it")]
-mod fake_kernel;
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -17,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fake_kernel::{Address, FakeKernel, Kernel, Unit, access};
+use crate::fake_kernel::{Address, FakeKernel, Kernel, Unit, access};
 use lunbd::deadline::Cancel;
 use lunbd::engine::{DetachFailure, Flush, StageObserver};
 use lunbd::error::Stage;

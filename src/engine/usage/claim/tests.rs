@@ -1,0 +1,187 @@
+//! The flush of a claimed disk where the kernel refuses a part of it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use super::*;
+use crate::id::DevNo;
+use crate::kernel::devices::{Completion, NumberedDevice};
+use crate::kernel::{DeviceAccess, Devices};
+
+/// A kernel whose calls for an open disk end with these errors, or succeed.
+#[derive(Debug, Clone, Copy, Default)]
+struct Failing {
+    drop_pages: Option<Errno>,
+    write_pages: Option<Errno>,
+    sync: Option<Errno>,
+}
+
+const SOUND: Failing = Failing {
+    drop_pages: None,
+    write_pages: None,
+    sync: None,
+};
+
+fn end(error: Option<Errno>) -> io::Result<()> {
+    error.map_or(Ok(()), |errno| Err(errno.into()))
+}
+
+impl DeviceAccess for Failing {
+    fn write_attribute(&self, _: &Path, _: &str, _: &dyn Fn() -> bool) -> io::Result<bool> {
+        Err(Errno::ENOSYS.into())
+    }
+
+    fn open(&self, _: &Path, _: OpenMode) -> io::Result<(File, Option<DevNo>)> {
+        Err(Errno::ENOSYS.into())
+    }
+
+    fn device_at(&self, _: &Path) -> io::Result<Option<NumberedDevice>> {
+        Err(Errno::ENOSYS.into())
+    }
+
+    fn disk_sequence(&self, _: &File) -> io::Result<u64> {
+        Err(Errno::ENOSYS.into())
+    }
+
+    fn sync(&self, _: &File) -> io::Result<()> {
+        end(self.sync)
+    }
+
+    fn write_pages(&self, _: &File) -> io::Result<()> {
+        end(self.write_pages)
+    }
+
+    fn drop_pages(&self, _: &File) -> io::Result<()> {
+        end(self.drop_pages)
+    }
+
+    fn scsi_read(&self, _: &File, _: &[u8], _: &mut [u8], _: Duration) -> io::Result<Completion> {
+        Err(Errno::ENOSYS.into())
+    }
+}
+
+type WriteBack = fn(&Engine, &Claim, &BlockDevice, FlushPolicy, Deadline) -> Result<Flush>;
+
+/// A machine with one disk that this process has claimed.
+struct ClaimedDisk {
+    root: tempfile::TempDir,
+    claim: Claim,
+}
+
+impl ClaimedDisk {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("sys/block/sda");
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("dev"), "8:0\n").unwrap();
+        fs::write(dir.join("diskseq"), "7\n").unwrap();
+        let file = File::open("/dev/null").unwrap();
+        let claim = Claim::Held(Arc::new(file));
+        Self { root, claim }
+    }
+
+    /// Writes the disk back in another process, to which the kernel answers so.
+    fn flush(&self, write_back: WriteBack, kernel: Failing, policy: FlushPolicy) -> Result<Flush> {
+        let roots = Roots {
+            devices: Devices::Other(Arc::new(kernel)),
+            ..Roots::below(self.root.path())
+        };
+        let disk = BlockDevice::at(&roots.sysfs.join("block/sda"));
+        let (disk, engine) = (disk.unwrap().unwrap(), Engine::start(roots).unwrap());
+        let soon = Deadline::after(Duration::from_secs(60));
+        write_back(&engine, &self.claim, &disk, policy, soon)
+    }
+
+    #[track_caller]
+    fn flushes(&self, write_back: WriteBack) {
+        let flush = self.flush(write_back, SOUND, FlushPolicy::Require);
+        assert_eq!(flush.unwrap(), Flush::Done);
+    }
+
+    /// No later flush proves anything, and a caller that abandons the data goes on.
+    #[track_caller]
+    fn has_lost_data(&self) {
+        for write_back in [write_back, write_back_below_map] {
+            let error = self.flush(write_back, SOUND, FlushPolicy::Require);
+            let error = error.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+            assert_eq!(error.stage(), Some(Stage::Flush), "{error}");
+            assert!(error.to_string().contains("an earlier flush"), "{error}");
+            let flush = self.flush(write_back, SOUND, FlushPolicy::Abandon);
+            let flush = flush.unwrap();
+            assert!(matches!(flush, Flush::Abandoned(_)), "{flush:?}");
+        }
+    }
+}
+
+#[test]
+fn a_path_below_a_map_that_lost_a_write_is_never_flushed_again_and_can_be_abandoned() {
+    let broken = Failing {
+        write_pages: Some(Errno::EIO),
+        ..SOUND
+    };
+    let disk = ClaimedDisk::new();
+    let error = disk.flush(write_back_below_map, broken, FlushPolicy::Require);
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Flush), "{error}");
+    disk.has_lost_data();
+
+    let disk = ClaimedDisk::new();
+    let flush = disk.flush(write_back_below_map, broken, FlushPolicy::Abandon);
+    let flush = flush.unwrap();
+    assert!(matches!(flush, Flush::Abandoned(_)), "{flush:?}");
+    disk.has_lost_data();
+}
+
+#[test]
+fn a_path_below_a_map_that_cannot_flush_its_cache_has_lost_nothing() {
+    for refused in [
+        Failing {
+            sync: Some(Errno::EIO),
+            ..SOUND
+        },
+        Failing {
+            drop_pages: Some(Errno::EACCES),
+            ..SOUND
+        },
+        // The path is gone: its pages were the map's.
+        Failing {
+            write_pages: Some(Errno::ENXIO),
+            sync: Some(Errno::ENXIO),
+            ..SOUND
+        },
+    ] {
+        for policy in [FlushPolicy::Require, FlushPolicy::Abandon] {
+            let disk = ClaimedDisk::new();
+            let flush = disk.flush(write_back_below_map, refused, policy).unwrap();
+            assert!(matches!(flush, Flush::ThroughMap(_)), "{flush:?}");
+            disk.flushes(write_back_below_map);
+            disk.flushes(write_back);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_may_not_flush_a_disk_has_lost_nothing_and_another_process_can() {
+    let forbidden = Failing {
+        drop_pages: Some(Errno::EACCES),
+        ..SOUND
+    };
+    let disk = ClaimedDisk::new();
+    let error = disk.flush(write_back, forbidden, FlushPolicy::Require);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::NotPermitted);
+    disk.flushes(write_back);
+
+    let broken = Failing {
+        sync: Some(Errno::EIO),
+        ..SOUND
+    };
+    let error = disk.flush(write_back, broken, FlushPolicy::Require);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Io);
+    disk.has_lost_data();
+}
