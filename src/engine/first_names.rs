@@ -46,7 +46,7 @@ impl FirstNames {
     ///
     /// # Errors
     /// Those of writing a file: without the names a later attach could return another unit.
-    pub(super) fn keep(&self, identity: &Identity) -> Result<()> {
+    pub(super) fn write_if_absent(&self, identity: &Identity) -> Result<()> {
         let is_gone = || !self.disk.dir().exists();
         if is_gone()
             || identity.names.is_empty()
@@ -110,12 +110,12 @@ mod tests {
         };
         let seventh = of_life("7\n");
         assert_eq!(seventh.read().unwrap(), Identity::default());
-        seventh.keep(&first).unwrap();
-        seventh.keep(&second).unwrap();
+        seventh.write_if_absent(&first).unwrap();
+        seventh.write_if_absent(&second).unwrap();
         assert_eq!(seventh.read().unwrap(), first);
         let eighth = of_life("8\n");
         assert_eq!(eighth.read().unwrap(), Identity::default());
-        eighth.keep(&second).unwrap();
+        eighth.write_if_absent(&second).unwrap();
         assert_eq!(eighth.read().unwrap(), second);
         let boot = roots.proc.join("sys/kernel/random");
         fs::create_dir_all(&boot).unwrap();

@@ -97,14 +97,14 @@ pub(super) fn attach_guarded(
     request.claim = Some(UnitClaim(Arc::new(claim)));
     // An attach that did not finish may have brought the devices that are there.
     let was_begun = |before: &Record| before.intent.is_some() || before.outcome.is_none();
-    let finishing = before.as_ref().is_none_or(was_begun);
-    request.finishing = finishing;
+    let may_resume = before.as_ref().is_none_or(was_begun);
+    request.may_resume = may_resume;
     request.is_recorded = before.is_some();
     let read_last = intent.outcome.as_ref();
     request.known_content = read_last.and_then(|outcome| outcome.content.clone());
     match engine.attach(&request, deadline) {
         Ok(attachment) => {
-            if finishing && let Some(identity) = attachment.identity() {
+            if may_resume && let Some(identity) = attachment.identity() {
                 // A new attach acknowledges the failed flushes of earlier ones.
                 failed_flush::purge_stale(engine.roots(), &identity.names, LossMarks::Remove);
             }
@@ -142,11 +142,11 @@ fn take_back(
     deadline: Deadline,
 ) {
     // Asked before the addresses are read: once a scan has ended, its devices are there.
-    let may_come = is_being_scanned(engine, intent).unwrap_or(true);
+    let is_scanned = is_being_scanned(engine, intent).unwrap_or(true);
     let taken_back = match before {
         Some(before) => guard.write(before, deadline),
         None => match address_scan(engine, intent) {
-            Ok(now) if now.is_part_of(there) && !may_come => guard.undo(deadline),
+            Ok(now) if now.is_part_of(there) && !is_scanned => guard.undo(deadline),
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         },

@@ -286,7 +286,7 @@ impl SearchForMap {
         if let Some(there) = &daemon {
             why_none.0 = ErrorKind::Refused;
             match retry_once_if_restarted(|| Answers::add_paths(there, paths, deadline)) {
-                Ok(said) => answers = said,
+                Ok(received) => answers = received,
                 // A map that is there already needs no daemon.
                 Err(error) if error.kind() == ErrorKind::Unreachable => {
                     why_none = (error.kind(), error.to_string());

@@ -16,7 +16,7 @@ use crate::engine::attach::{AttachRequest, Attachment};
 use crate::engine::call::CallContext;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::backend::{device_of_backend, lock_backend};
-use crate::engine::nbd::receivers::{self, Receives};
+use crate::engine::nbd::receivers::{self, ReceiverCheck};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
 use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, TlsInfo};
@@ -44,8 +44,8 @@ pub(super) fn attach_nbd(
     // Two processes that want the same export get the same device.
     let _lock = lock_backend(engine, &backend, call.deadline)?;
     if let Some(device) = device_of_backend(engine, &backend)? {
-        if request.finishing {
-            limit_as_served(&device, uri, call);
+        if request.may_resume {
+            limit_request_length(&device, uri, call);
         }
         return attach_existing_nbd(engine, &device, uri, request, &backend, call);
     }
@@ -75,7 +75,7 @@ fn attach_new(
     let geometry = export.geometry(nbd::page_size()?, request.nbd.block_size)?;
 
     call.enter(Stage::Identify);
-    let first = content::of_all(&connections, uri, deadline)?;
+    let first = content::read_and_compare(&connections, uri, deadline)?;
     let content = first.as_ref().map(|first| first.names.clone());
     content::require_expected(&request.nbd, content.as_deref(), uri)?;
     content::require_known(request, content.as_deref(), uri)?;
@@ -101,12 +101,12 @@ fn attach_new(
     link.content = first.map(|first| KnownContent { first, written });
     link.tls.clone_from(&tls);
     let served = Served { content, tls };
-    let received = device
+    let checked = device
         .limit_requests(export.maximum_payload(), deadline)
-        .and_then(|()| receives(engine, &device, &mut link, deadline));
-    let connects_again = matches!(received, Ok(Receives::NotOverEach));
-    let proven = received
-        .and_then(|receives| receives.require(&device))
+        .and_then(|()| check_receivers(engine, &device, &mut link, deadline));
+    let connects_again = matches!(checked, Ok(ReceiverCheck::NotAllReceive));
+    let proven = checked
+        .and_then(|check| check.require(&device))
         .and_then(|()| prove_nbd(engine, &device, request, served, &mut watch, call))
         .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
     match proven {
@@ -117,7 +117,7 @@ fn attach_new(
         Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
         Err(error) => {
             link.shut_down();
-            disconnect_again(engine, &device, &mut watch, connects_again, error, deadline)?;
+            rollback_connect(engine, &device, &mut watch, connects_again, error, deadline)?;
             Ok(None)
         }
     }
@@ -128,7 +128,7 @@ fn attach_new(
 ///
 /// # Errors
 /// `error`, unless the attach connects again.
-fn disconnect_again(
+fn rollback_connect(
     engine: &Engine,
     device: &NbdDevice,
     watch: &mut Watch,
@@ -150,19 +150,19 @@ fn disconnect_again(
 
 /// Whether the kernel receives over each connection. For a single connection the settling
 /// proves it.
-fn receives(
+fn check_receivers(
     engine: &Engine,
     device: &NbdDevice,
     link: &mut Link,
     deadline: Deadline,
-) -> Result<Receives> {
+) -> Result<ReceiverCheck> {
     let connections = link.state().live;
     if connections < 2 {
-        return Ok(Receives::OverEach);
+        return Ok(ReceiverCheck::AllReceive);
     }
     let (reads, roots) = (&engine.nbd_reads, engine.roots());
     let unread_for = || link.unread_for();
-    receivers::look(reads, device, roots, connections, unread_for, deadline)
+    receivers::check(reads, device, roots, connections, unread_for, deadline)
 }
 
 /// Dials as many connections as the request wants and the server takes. Also returns what the
@@ -183,7 +183,7 @@ fn dial_all(
     while connections.len() < wanted && export.can_multi_conn() {
         let next = dial()?;
         if next.export != export {
-            return Err(content::serves_two());
+            return Err(content::exports_differ());
         }
         connections.push(next);
     }
@@ -227,7 +227,7 @@ fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) 
 /// Makes the kernel send no request longer than the server takes: the attach that connected
 /// the device may have died before it did that. It does not wait for a server that takes no
 /// second client or does not answer.
-fn limit_as_served(device: &NbdDevice, uri: &NbdUri, call: &mut CallContext) {
+fn limit_request_length(device: &NbdDevice, uri: &NbdUri, call: &mut CallContext) {
     const PATIENCE: Duration = Duration::from_secs(5);
     let deadline = call.deadline;
     call.enter(Stage::Dial);

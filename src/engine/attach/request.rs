@@ -23,7 +23,7 @@ pub struct AttachRequest {
     pub(in crate::engine) log_in: Option<SessionOptions>,
     pub(in crate::engine) claim: Option<UnitClaim>,
     /// A device may be there already from an interrupted attach of the same volume.
-    pub(in crate::engine) finishing: bool,
+    pub(in crate::engine) may_resume: bool,
     /// The journal had the volume, from this source, before this attach.
     pub(in crate::engine) is_recorded: bool,
     /// The content that the journal recorded for the volume; `None` where that is not known.
@@ -43,7 +43,7 @@ impl AttachRequest {
             nbd: NbdOptions::default(),
             log_in: None,
             claim: None,
-            finishing: false,
+            may_resume: false,
             is_recorded: false,
             known_content: None,
             observer: None,

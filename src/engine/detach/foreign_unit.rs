@@ -132,7 +132,7 @@ pub(super) fn refuse_map_of_another(
 }
 
 /// The result in place of a flush where another unit answers.
-pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
+pub(in crate::engine) fn flush_if_replaced(path: &KnownPath) -> Option<Flush> {
     let PathIdentity::Replaced { now, .. } = &path.identity_now else {
         return None;
     };
@@ -141,9 +141,9 @@ pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
 }
 
 /// The same for a map with the disks `below`.
-pub(super) fn replaced_below(paths: &[KnownPath], below: &[BlockDevice]) -> Option<Flush> {
+pub(super) fn flush_if_replaced_below(paths: &[KnownPath], below: &[BlockDevice]) -> Option<Flush> {
     let is_below = |path: &&KnownPath| path.disk.as_ref().is_some_and(|it| below.contains(it));
-    paths.iter().filter(is_below).find_map(replaced)
+    paths.iter().filter(is_below).find_map(flush_if_replaced)
 }
 
 #[cfg(test)]
@@ -199,14 +199,14 @@ mod tests {
         let mut paths =
             [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")].map(|(hctl, disk)| path(&roots, hctl, disk));
         let below: Vec<_> = paths.iter().filter_map(|path| path.disk.clone()).collect();
-        assert_eq!(replaced_below(&paths, &below), None);
+        assert_eq!(flush_if_replaced_below(&paths, &below), None);
         let (was, now) = (Identity::default(), Identity::default());
         paths[1].identity_now = PathIdentity::Replaced { was, now };
-        let Some(Flush::Replaced(why)) = replaced_below(&paths, &below) else {
+        let Some(Flush::Replaced(why)) = flush_if_replaced_below(&paths, &below) else {
             panic!("it would be flushed");
         };
         assert!(why.contains("answers at 2:0:0:4 now"), "{why}");
-        assert_eq!(replaced_below(&paths, &below[..1]), None);
+        assert_eq!(flush_if_replaced_below(&paths, &below[..1]), None);
     }
 
     #[test]

@@ -41,8 +41,8 @@ pub(super) fn remove_map(
     let (daemon, request, replaced) = run;
     let policy = request.flush_policy;
     let abandon = policy == FlushPolicy::Abandon;
-    let of_parts = replaced.is_none().then_some(policy);
-    remove_partition_maps(engine, map, of_parts, watch, receipt, call)?;
+    let partition_policy = replaced.is_none().then_some(policy);
+    remove_partition_maps(engine, map, partition_policy, watch, receipt, call)?;
     call.enter(Stage::Claim);
     let claim = claim_disk(engine, map.disk(), policy, watch, deadline)?;
     let flushed = if let Some(replaced) = replaced {
@@ -94,8 +94,8 @@ fn remove_partition_maps(
     let mut claimed = Vec::new();
     for part in parts {
         call.enter(Stage::Claim);
-        let of_claim = policy.unwrap_or(FlushPolicy::Require);
-        let claim = claim_disk(engine, part.disk(), of_claim, watch, deadline)?;
+        let claim_policy = policy.unwrap_or(FlushPolicy::Require);
+        let claim = claim_disk(engine, part.disk(), claim_policy, watch, deadline)?;
         if let Some(policy) = policy {
             call.enter(Stage::Flush);
             let flush = write_back(engine, &claim, part.disk(), policy, deadline)?;

@@ -18,7 +18,7 @@ pub(in crate::engine) use crate::engine::nbd::same_volume::places::Places;
 use crate::engine::nbd::same_volume::places::{Sample, first_difference_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{NbdIndex, NbdUri};
-use crate::nbd::{Connection, FirstBytes, NbdDevice, is_other_content, spelt_content};
+use crate::nbd::{Connection, FirstBytes, NbdDevice, content_names_differ, describe_content_names};
 
 /// The verdict from two reads of the old side and one of the new side between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ fn judge_without_shared_cache(before: &Sample, new: &Sample, after: &Sample) -> 
         return Verdict::Same;
     }
     let (had, has) = (after.names(), new.names());
-    if !had.is_empty() && !is_other_content(&has, &had) {
+    if !had.is_empty() && !content_names_differ(&has, &had) {
         return Verdict::Same;
     }
     if before.agrees_at(after, FIRST) {
@@ -123,8 +123,8 @@ pub(in crate::engine) fn require_one_volume(
             let message = format!(
                 "the server of {uri} serves different volumes over two connections: one has {}, \
                  the other has {}; {}",
-                spelt_content(&old.names()),
-                spelt_content(&new.names()),
+                describe_content_names(&old.names()),
+                describe_content_names(&new.names()),
                 where_they_differ(&places, &old, &new),
             );
             Err(is_another(message, &new))
@@ -166,8 +166,8 @@ pub(in crate::engine) fn require_same_volume(
             let message = format!(
                 "the server of nbd{index} serves another volume on a new connection: that \
                  has {}, and the device has {}; {}",
-                spelt_content(&new.names()),
-                spelt_content(&old.names()),
+                describe_content_names(&new.names()),
+                describe_content_names(&old.names()),
                 where_they_differ(&places, &old, &new),
             );
             Err(is_another(message, &new))

@@ -214,10 +214,10 @@ impl GuardedDetach<'_> {
         }
         if let Some(name) = names.first() {
             // Asked before the detach logs out the sessions over which the kernel scans.
-            let may_come = is_being_scanned(engine, record)?;
+            let is_scanned = is_being_scanned(engine, record)?;
             let unit = DetachTarget::Unit(name.clone());
             let detachment = engine.detach(self.how.request(unit), self.deadline)?;
-            if record.outcome.is_some() && !may_come {
+            if record.outcome.is_some() && !is_scanned {
                 return Ok(detachment);
             }
             // A scan may have brought a device whose identity nobody has read yet.

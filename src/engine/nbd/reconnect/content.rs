@@ -14,7 +14,7 @@ use crate::engine::usage::{Extent, Holder, users_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::ContentName;
 use crate::kernel::sysfs;
-use crate::nbd::{Content, Difference, KnownContent, Link, spelt_content};
+use crate::nbd::{Content, Difference, KnownContent, Link, describe_content_names};
 use crate::uevent::Mode;
 
 impl NbdReconnect {
@@ -104,7 +104,7 @@ impl NbdReconnect {
         let message = format!(
             "the content of nbd{} has {}, expected {expected}",
             self.index(),
-            spelt_content(names)
+            describe_content_names(names)
         );
         let error = Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify);
         Err(error.with_found(names))

@@ -8,7 +8,7 @@
 //! keeps it.
 
 use crate::id::ContentName;
-use crate::nbd::{FirstBytes, KnownContent, is_other_content};
+use crate::nbd::{FirstBytes, KnownContent, content_names_differ};
 
 /// What each reader of the volume has seen.
 #[derive(Debug, Clone, Copy, Default)]
@@ -72,7 +72,7 @@ impl<'a> Evidence<'a> {
         let udevs = self.by_udev.filter(|names| !names.is_empty());
         let udevs = udevs.map(|names| (names, Witness::Udev));
         let keeps_one = |(names, _): &(&[ContentName], Witness)| {
-            !names.is_empty() && !is_other_content(&now.names, names)
+            !names.is_empty() && !content_names_differ(&now.names, names)
         };
         let (agree, contradict): (Vec<_>, Vec<_>) =
             [udevs, ours].into_iter().flatten().partition(keeps_one);
@@ -88,7 +88,7 @@ impl<'a> Evidence<'a> {
     fn judge_by_old_names(&self, now: &[ContentName]) -> Verdict<'a> {
         let agrees = |names: &[ContentName]| match names {
             [] => now.is_empty(),
-            names => !is_other_content(now, names),
+            names => !content_names_differ(now, names),
         };
         let mut named = self.readings().filter(|names| !names.is_empty());
         match named.next().or_else(|| self.readings().next()) {
