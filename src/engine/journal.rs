@@ -66,7 +66,7 @@ struct Shared {
     /// Notified when a caller has finished with a volume.
     freed: Condvar,
     /// The published file of the failing volumes, which counts while its lock is held.
-    told: Mutex<Option<Flock<File>>>,
+    published_failures: Mutex<Option<Flock<File>>>,
     /// The id of the machine's boot; `None` if the kernel does not show it.
     boot: Option<String>,
     /// Syncs the directory, so that its names are on the disk.
@@ -122,7 +122,7 @@ impl Engine {
             directory: directory.to_owned(),
             table: Mutex::new(table),
             freed: Condvar::new(),
-            told: Mutex::default(),
+            published_failures: Mutex::default(),
             boot: machine::boot_id(self.roots()),
             sync: file::sync,
             _lock: found.lock,
@@ -148,7 +148,7 @@ impl Engine {
             "the journal to be read",
             deadline,
             || format!("{}: its file system does not answer", directory.display()),
-            move || open::look(&path),
+            move || open::read_view(&path),
         )
     }
 }

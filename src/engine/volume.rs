@@ -90,7 +90,7 @@ pub(super) fn attach_guarded(
     deadline: Deadline,
 ) -> Result<Attachment> {
     let there = address_scan(engine, &intent)?;
-    guard.begin(intent.clone(), deadline)?;
+    guard.write_intent(intent.clone(), deadline)?;
     let mut request = request.clone();
     let claimant = Arc::clone(guard);
     let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
@@ -146,7 +146,7 @@ fn take_back(
     let taken_back = match before {
         Some(before) => guard.write(before, deadline),
         None => match address_scan(engine, intent) {
-            Ok(now) if now.is_part_of(there) && !is_scanned => guard.undo(deadline),
+            Ok(now) if now.is_part_of(there) && !is_scanned => guard.restore_record(deadline),
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         },

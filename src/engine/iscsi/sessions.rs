@@ -128,7 +128,7 @@ fn end_unless(
     if !session.is_there() || !session.is_lunbd_owned()? || is_used()? {
         return Ok(false);
     }
-    let _alone = match DeviceLock::take(roots, &lock_name(session.id()), lock_deadline) {
+    let _exclusive_lock = match DeviceLock::take(roots, &lock_name(session.id()), lock_deadline) {
         // An attach keeps using the session.
         Err(error) if error.kind().is_timeout_or_cancel() => {
             tracing::info!(session = %session.id(), %error, "the session stays: another call uses it");

@@ -46,10 +46,10 @@ impl Journal {
         }
         if let Some(wanted) = wanted {
             if let Some(known) = table.records.get(volume) {
-                conflict::with_itself(known, wanted)?;
+                conflict::refuse_spec_change(known, wanted)?;
             }
             for other in table.others(volume) {
-                conflict::with_another(volume, wanted, other)?;
+                conflict::refuse_shared_claim(volume, wanted, other)?;
             }
         }
         let in_flight = InFlight {
@@ -95,10 +95,10 @@ impl VolumeGuard {
     ) -> Result<()> {
         let mut table = self.shared.table();
         if let Some(known) = table.records.get(&self.volume) {
-            conflict::with_own_unit(known, identity)?;
+            conflict::refuse_other_unit(known, identity)?;
         }
         for other in table.others(&self.volume) {
-            conflict::with_unit(&self.volume, (identity, places), other)?;
+            conflict::refuse_shared_unit(&self.volume, (identity, places), other)?;
         }
         if let Some(in_flight) = table.in_flight.get_mut(&self.volume) {
             in_flight.names.clone_from(&identity.names);
@@ -116,14 +116,18 @@ impl VolumeGuard {
         let table = self.shared.table();
         for claimed in units.chain([record.spec.clone()]) {
             for other in table.others(&self.volume) {
-                conflict::with_another(&self.volume, &claimed, other)?;
+                conflict::refuse_shared_claim(&self.volume, &claimed, other)?;
             }
         }
         Ok(())
     }
 
     /// Whether the unit at this place belongs to another volume.
-    pub(in crate::engine) fn is_anothers(&self, identity: &Identity, place: &PathPlace) -> bool {
+    pub(in crate::engine) fn belongs_to_another(
+        &self,
+        identity: &Identity,
+        place: &PathPlace,
+    ) -> bool {
         let table = self.shared.table();
         let mut others = table.others(&self.volume);
         others.any(|other| other.owns(identity, place))
@@ -170,7 +174,7 @@ impl VolumeGuard {
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub(in crate::engine) fn begin(
+    pub(in crate::engine) fn write_intent(
         self: &Arc<Self>,
         intent: Record,
         deadline: Deadline,
@@ -183,7 +187,7 @@ impl VolumeGuard {
             let limit = deadline.for_rollback();
             let restored = match before {
                 Some(before) => self.write(before, limit),
-                None => self.undo(limit),
+                None => self.restore_record(limit),
             };
             if let Err(error) = restored {
                 tracing::warn!(%error, "the record is restored, and may not outlive the machine");
@@ -198,7 +202,7 @@ impl VolumeGuard {
     ///
     /// # Errors
     /// As [`remove`](Self::remove).
-    pub(in crate::engine) fn finish(
+    pub(in crate::engine) fn record_detach(
         self: &Arc<Self>,
         record: Record,
         mut detached: Detached,
@@ -236,7 +240,7 @@ impl VolumeGuard {
     ///
     /// # Errors
     /// As [`write`](Self::write) and [`remove`](Self::remove).
-    pub(in crate::engine) fn undo(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
+    pub(in crate::engine) fn restore_record(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
         match &self.detached {
             Some(record) => self.write(record.clone(), deadline),
             None => self.remove(deadline),
@@ -262,7 +266,7 @@ impl VolumeGuard {
     fn run(
         self: &Arc<Self>,
         deadline: Deadline,
-        act: impl FnOnce(&Self, &str) -> Result<()> + Send + 'static,
+        work: impl FnOnce(&Self, &str) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let guard = Arc::clone(self);
         let name = file::name_of(&self.volume);
@@ -271,7 +275,7 @@ impl VolumeGuard {
             &format!("the record of volume {} to be written", self.volume),
             deadline,
             || "the journal's file system has not returned".to_owned(),
-            move || act(&guard, &name),
+            move || work(&guard, &name),
         )
     }
 }
@@ -316,7 +320,7 @@ mod tests {
             };
             let volume = record.volume.clone();
             let guard = journal.guard(&volume, None, deadline).unwrap();
-            guard.finish(record, detached, deadline).unwrap();
+            guard.record_detach(record, detached, deadline).unwrap();
             journal.detached_as(&volume).unwrap().sequence
         });
         assert_eq!(sequences, [1, 2, 3]);

@@ -26,7 +26,7 @@ pub(in crate::engine) struct DeviceLock {
     /// Whether other processes may share the lock.
     shared: bool,
     was_abandoned: bool,
-    is_kept: bool,
+    keeps_file: bool,
 }
 
 impl DeviceLock {
@@ -126,7 +126,7 @@ impl DeviceLock {
     /// Drops the lock as a dying process would: the next holder sees that the work under
     /// it is unfinished.
     pub(in crate::engine) fn abandon(mut self) {
-        self.is_kept = true;
+        self.keeps_file = true;
     }
 
     /// Removes the lock files of dead processes, except those whose names begin with
@@ -191,7 +191,7 @@ impl DeviceLock {
             file,
             shared: matches!(mode, SHARED),
             was_abandoned,
-            is_kept: false,
+            keeps_file: false,
         }))
     }
 }
@@ -217,7 +217,7 @@ fn not_free(path: &Path, name: &str, deadline: Deadline) -> Error {
 
 impl Drop for DeviceLock {
     fn drop(&mut self) {
-        if self.is_kept {
+        if self.keeps_file {
             return;
         }
         point!(DeviceLockToDrop);

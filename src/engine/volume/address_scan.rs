@@ -96,7 +96,7 @@ pub(super) fn leads_to_another(
         let identity = device.cached_identity()?;
         let place = PathPlace::of(engine.roots(), &device);
         let is_expected = |name: &Wwid| identity.names.is_empty() || identity.is(name);
-        if guard.is_anothers(&identity, &place) || !expected.is_none_or(is_expected) {
+        if guard.belongs_to_another(&identity, &place) || !expected.is_none_or(is_expected) {
             return Ok(true);
         }
     }

@@ -148,7 +148,7 @@ pub(super) fn detach_guarded(
         intent: Some(Intent::now(operation)),
         ..record.clone()
     };
-    guard.begin(intent, deadline)?;
+    guard.write_intent(intent, deadline)?;
     let detach = GuardedDetach {
         engine,
         guard,
@@ -160,7 +160,7 @@ pub(super) fn detach_guarded(
         Ok(mut detachment) => {
             detachment.volume = Some(record.volume.clone());
             let detached = Detached::of(&detachment);
-            return match guard.finish(record, detached, deadline.for_rollback()) {
+            return match guard.record_detach(record, detached, deadline.for_rollback()) {
                 Ok(()) => Ok(detachment),
                 Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
             };

@@ -266,7 +266,7 @@ fn act(
             let how = DetachVolume::default();
             detach_guarded(engine, guard, record.clone(), &how, deadline)?;
             // No caller got the device.
-            guard.undo(deadline.for_rollback())?;
+            guard.restore_record(deadline.for_rollback())?;
             Action::Undone
         }
         Some(Operation::Attach | Operation::Resize { .. }) => {

@@ -131,7 +131,7 @@ pub(super) fn observe(
             let identity = device.cached_identity()?;
             let place = PathPlace::of(engine.roots(), &device);
             let is_other = record.outcome.is_some() && own.compare(&identity).is_different();
-            let is_other = is_other || guard.is_anothers(&identity, &place);
+            let is_other = is_other || guard.belongs_to_another(&identity, &place);
             if !is_other && !named_devices.contains(&device) {
                 named_devices.push(device);
             }

@@ -6,7 +6,7 @@ mod snapshot;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use crate::engine::iscsi::login::routes_as;
+use crate::engine::iscsi::login::routes_of_initiator;
 use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
 use crate::engine::nbd::known::{current_links, known_tls};
 use crate::engine::volume::address_scan::is_renumbered;
@@ -333,7 +333,7 @@ fn scanned_of<'a>(
     let unit = Identity::of(names);
     let own = |scanned: &&Scanned| {
         let is_other = attached && unit.compare(&scanned.identity).is_different();
-        !is_other && !snapshot.is_anothers(&scanned.identity, &record.volume)
+        !is_other && !snapshot.belongs_to_another(&scanned.identity, &record.volume)
     };
     for route in routes {
         if let RouteKind::Address { hctl } = route.via
@@ -359,7 +359,7 @@ fn survey_routes(engine: &Engine, found: &mut VolumeStatus) -> Vec<Route> {
     let log_in = found.spec.log_in.as_ref();
     let initiator = log_in.map(|log_in| log_in.initiator.clone());
     for source in &found.spec.sources {
-        match routes_as(engine, source, initiator.as_ref()) {
+        match routes_of_initiator(engine, source, initiator.as_ref()) {
             Ok(found) => routes.extend(found),
             Err(error) => {
                 if let Source::Scsi(hctl) = source {

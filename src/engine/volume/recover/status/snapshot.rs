@@ -79,7 +79,7 @@ impl SysfsSnapshot {
         places.filter_map(|&at| self.scsi.get(at)).collect()
     }
 
-    pub(super) fn is_anothers(&self, identity: &Identity, volume: &VolumeId) -> bool {
+    pub(super) fn belongs_to_another(&self, identity: &Identity, volume: &VolumeId) -> bool {
         let owner = identity.wwid().and_then(|name| self.owners.get(name));
         owner.is_some_and(|owner| owner != volume)
     }
