@@ -148,7 +148,7 @@ impl Reconciler {
             Scope::All => self.engine.survey(&self.journal)?,
             Scope::Some(volumes) => self.engine.survey_of(&self.journal, volumes)?,
         };
-        self.engine.learn_contents(&self.journal, &found);
+        self.engine.record_contents(&self.journal, &found);
         let mut state = self.shared.state();
         let events = state.merge(found, scope, ended_steps, self.options.verify_new);
         state.refresh.note_ended(began);

@@ -96,7 +96,7 @@ fn attach_new(
         mut watch,
         _lock: _held,
     } = connect_free(engine, &offer, deadline)?;
-    engine.nbd_reads.has_new_connection(device.index());
+    engine.nbd_reads.note_new_connection(device.index());
     let mut link = offer.take_link(&device);
     link.content = first.map(|first| KnownContent { first, written });
     link.tls.clone_from(&tls);
@@ -228,10 +228,10 @@ fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) 
 /// the device may have died before it did that. It does not wait for a server that takes no
 /// second client or does not answer.
 fn limit_request_length(device: &NbdDevice, uri: &NbdUri, call: &mut CallContext) {
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const SERVER_LIMIT: Duration = Duration::from_secs(5);
     let deadline = call.deadline;
     call.enter(Stage::Dial);
-    let limit = deadline.at_most(PATIENCE.min(deadline.remaining() / 4));
+    let limit = deadline.at_most(SERVER_LIMIT.min(deadline.remaining() / 4));
     let limited = nbd::dial(uri, limit)
         .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));
     if let Err(error) = limited {

@@ -102,10 +102,12 @@ fn may_be_released(
         Some(disk) => users_of(engine, disk, Extent::All, deadline)?,
         None => Users::default(),
     };
-    Ok(match users.judge(engine.roots(), Removal::FlushedDisk) {
-        _ if map.is_some() => true,
-        Usage::Busy(_) => false,
-        Usage::Transient if users.has_stacked() => true,
-        _ => !std::mem::replace(was_unseen, true),
-    })
+    Ok(
+        match users.usage_for(engine.roots(), Removal::FlushedDisk) {
+            _ if map.is_some() => true,
+            Usage::Busy(_) => false,
+            Usage::Transient if users.has_stacked() => true,
+            _ => !std::mem::replace(was_unseen, true),
+        },
+    )
 }

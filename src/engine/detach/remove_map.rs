@@ -163,7 +163,7 @@ fn write_map_back(
     };
     let mark = FailedFlush::of(engine.roots(), map.disk())?;
     if let Some(earlier) = mark.read()? {
-        return Err(failed_flush::refuse(map.disk(), &earlier));
+        return Err(failed_flush::lost_data_error(map.disk(), &earlier));
     }
     let (file, disk, roots) = (file.clone(), map.disk().clone(), engine.roots().clone());
     let flush = move || claim::flush(&roots, file, &disk, &mark);
@@ -291,7 +291,7 @@ fn has_only_transient_users(engine: &Engine, map: &Map, deadline: Deadline) -> R
         beside_own_flush: false,
     };
     Ok(!matches!(
-        users.judge(engine.roots(), removal),
+        users.usage_for(engine.roots(), removal),
         Usage::Busy(_)
     ))
 }
@@ -329,7 +329,7 @@ fn delete_map(
 
 fn name_holders(engine: &Engine, map: &Map, error: Error, deadline: Deadline) -> Error {
     match users_of(engine, map.disk(), Extent::All, deadline) {
-        Ok(users) => usage::refuse(map.disk(), &users.found).caused_by(error),
+        Ok(users) => usage::in_use_error(map.disk(), &users.found).caused_by(error),
         Err(_) => error,
     }
 }

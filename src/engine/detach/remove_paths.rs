@@ -183,7 +183,7 @@ impl DetachRun<'_> {
         let disks = paths.iter().filter_map(|path| path.disk.as_ref());
         for disk in disks.filter(|disk| below.contains(disk)) {
             if let Some(earlier) = FailedFlush::read_of(self.engine.roots(), disk)? {
-                return Err(failed_flush::refuse(disk, &earlier));
+                return Err(failed_flush::lost_data_error(disk, &earlier));
             }
         }
         Ok(())

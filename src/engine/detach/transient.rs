@@ -61,7 +61,7 @@ impl DetachRun<'_> {
             };
             let mut has_stacked = false;
             for users in all {
-                if let Usage::Busy(_) = users.judge(roots, removal) {
+                if let Usage::Busy(_) = users.usage_for(roots, removal) {
                     return Ok(Some(false));
                 }
                 has_stacked |= users.has_stacked();

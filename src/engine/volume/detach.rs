@@ -13,8 +13,8 @@ use crate::engine::nbd::backend::device_of_backend;
 use crate::engine::timing::StageObserver;
 use crate::engine::unit::place::may_be_one_unit;
 use crate::engine::usage::{Extent, users_of};
-use crate::engine::volume::address_scan::{
-    address_scan, is_being_scanned, leads_to_another, scsi_addresses_of,
+use crate::engine::volume::devices_at_sources::{
+    devices_at_sources, is_being_scanned, leads_to_another, scsi_addresses_of,
 };
 use crate::engine::volume::of_target::detached_before;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -237,7 +237,7 @@ impl GuardedDetach<'_> {
     /// Whether a volume whose unit is not identified yet has several paths now, all of one
     /// unit without a unique name. A map may hold them.
     fn has_weak_paths(&self) -> Result<bool> {
-        let devices = address_scan(self.engine, self.record)?.scsi;
+        let devices = devices_at_sources(self.engine, self.record)?.scsi;
         let mut identities = Vec::new();
         for device in &devices {
             identities.push(device.cached_identity()?);

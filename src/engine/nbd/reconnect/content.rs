@@ -9,7 +9,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::nbd::known::current_links;
 use crate::engine::nbd::reconnect::NbdReconnect;
-use crate::engine::nbd::reconnect::evidence::{Evidence, Verdict, Witness};
+use crate::engine::nbd::reconnect::evidence::{Evidence, EvidenceSource, Verdict};
 use crate::engine::usage::{Extent, Holder, users_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::ContentName;
@@ -64,7 +64,7 @@ impl NbdReconnect {
         {
             return Ok(Some(difference(std::slice::from_ref(expected), true)));
         }
-        Ok(match evidence.judge(now) {
+        Ok(match evidence.compare(now) {
             Verdict::Same => None,
             Verdict::Doubt { from } => Some(difference(from, false)),
             Verdict::Other { from, by } => {
@@ -122,7 +122,7 @@ impl NbdReconnect {
     fn nobody_writes(
         &self,
         engine: &Engine,
-        witness: Witness,
+        source: EvidenceSource,
         names: &[ContentName],
         deadline: Deadline,
     ) -> Result<bool> {
@@ -130,7 +130,7 @@ impl NbdReconnect {
         let users = users_of(engine, disk, Extent::All, deadline)?;
         let may_write = |user: &Holder| {
             // What udev reads now is not in its record yet.
-            (witness == Witness::Udev && user.is_of_udev())
+            (source == EvidenceSource::Udev && user.is_of_udev())
                 || matches!(
                     user,
                     Holder::Open { writes: true, .. }
@@ -158,7 +158,7 @@ impl NbdReconnect {
         };
         // No tool that formats can open the device while it is claimed. What claims it changes
         // bytes, but no name.
-        if witness != Witness::OurBytes && users.found.iter().any(claims) {
+        if source != EvidenceSource::OurBytes && users.found.iter().any(claims) {
             return Ok(true);
         }
         Ok(users.not_looked_at.is_empty() && !self.device.may_have_writes_in_flight()?)

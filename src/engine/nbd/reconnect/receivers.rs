@@ -44,7 +44,7 @@ impl NbdReconnect {
                 Ok(ReceiverCheck::NotAllReceive) => self.free_receivers(engine),
                 Err(error) => return Ok(Some(error)),
             }
-            let failure = self.fill(engine, deadline)?;
+            let failure = self.fill_slots(engine, deadline)?;
             if let Some(failure) = failure.filter(|_| self.has_dead(engine)) {
                 return Ok(Some(failure));
             }

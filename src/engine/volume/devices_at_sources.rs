@@ -14,16 +14,16 @@ use crate::kernel::machine;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 
-/// See [`address_scan`].
+/// See [`devices_at_sources`].
 #[derive(Debug, Default)]
-pub(super) struct AddressScan {
+pub(super) struct DevicesAtSources {
     pub(in crate::engine) scsi: Vec<ScsiDevice>,
     nbd: Vec<NbdDevice>,
 }
 
-impl AddressScan {
+impl DevicesAtSources {
     /// Whether no device has appeared since `before`.
-    pub(super) fn is_part_of(&self, before: &Self) -> bool {
+    pub(super) fn has_only_devices_of(&self, before: &Self) -> bool {
         self.scsi.iter().all(|device| before.scsi.contains(device))
             && self.nbd.iter().all(|device| before.nbd.contains(device))
     }
@@ -31,8 +31,8 @@ impl AddressScan {
 
 /// The devices at the addresses of a volume's sources, no matter to which volume they
 /// belong.
-pub(super) fn address_scan(engine: &Engine, record: &Record) -> Result<AddressScan> {
-    let mut there = AddressScan::default();
+pub(super) fn devices_at_sources(engine: &Engine, record: &Record) -> Result<DevicesAtSources> {
+    let mut there = DevicesAtSources::default();
     if let Some(nbd) = &record.spec.nbd {
         there.nbd = engine
             .backends
