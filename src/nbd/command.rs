@@ -15,7 +15,7 @@ use lunbd_sys::nbd as abi;
 
 use super::message::{Attribute, DeviceStatus, Message};
 use super::refusal::{self, RefusedCommand};
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -120,9 +120,9 @@ pub fn disconnect(roots: &Roots, index: NbdIndex, deadline: Deadline) -> Result<
         ..RefusedCommand::default()
     };
     let stage = Stage::Disconnect;
-    point!(NbdToDisconnect);
+    crash_point!(NbdToDisconnect);
     exchange(&message, Vec::new(), &attempt, stage, roots, deadline)?;
-    point!(NbdDisconnected);
+    crash_point!(NbdDisconnected);
     Ok(())
 }
 
@@ -161,7 +161,7 @@ fn exchange(
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<Vec<Message>> {
-    let before = refusal::read_marks(roots, attempt.index);
+    let before = refusal::read_connection_facts(roots, attempt.index);
     let request = genl::Request {
         family: abi::FAMILY_NAME,
         payload: genl::Payload {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::engine::journal::conflict::{self, Reservation};
 use crate::engine::journal::record::{Detached, Record};
@@ -163,7 +163,7 @@ impl VolumeGuard {
             // The record is there, even if the sync fails.
             guard.shared.table().insert(record);
             (guard.shared.sync)(directory)?;
-            point!(JournalKept);
+            crash_point!(JournalKept);
             Ok(())
         })
     }
@@ -258,7 +258,7 @@ impl VolumeGuard {
             // The record is gone, even if the sync fails.
             guard.shared.table().remove(&guard.volume);
             (guard.shared.sync)(&guard.shared.directory)?;
-            point!(JournalForgotten);
+            crash_point!(JournalForgotten);
             Ok(())
         })
     }

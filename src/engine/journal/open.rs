@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::engine::journal::failing::{self, FAILING};
 use crate::engine::journal::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
 use crate::engine::journal::format::{Fault, FaultKind, LONGEST, Problem};
@@ -152,10 +152,10 @@ fn lock_journal(directory: &Path) -> Result<Flock<File>> {
         let mut private = DirBuilder::new();
         private.recursive(true).mode(0o700);
         private.create(parent).map_err(|error| failed(&error))?;
-        point!(JournalToMake);
+        crash_point!(JournalToMake);
         private.create(directory).map_err(|error| failed(&error))?;
         sync(parent)?;
-        point!(JournalMade);
+        crash_point!(JournalMade);
     }
     let path = directory.join(LOCK);
     refuse_foreign_directory(directory, &names(directory)?)?;
@@ -171,7 +171,7 @@ fn lock_journal(directory: &Path) -> Result<Flock<File>> {
                     .set_len(0)
                     .and_then(|()| file.rewind())
                     .and_then(|()| write!(file, "{}", std::process::id()));
-                point!(JournalLocked);
+                crash_point!(JournalLocked);
                 return Ok(file);
             }
             Locked::Removed => {}
@@ -221,9 +221,9 @@ impl Found {
         }
         // Its writer died before the rename, so the file was never the record, and no caller
         // was told that it is. If it stays, the next write replaces it.
-        point!(JournalToDropUnfinished);
+        crash_point!(JournalToDropUnfinished);
         let _ = fs::remove_file(&path);
-        point!(JournalUnfinishedDropped);
+        crash_point!(JournalUnfinishedDropped);
     }
 
     fn add_record(&mut self, path: PathBuf, record: Result<Record, Fault>) {

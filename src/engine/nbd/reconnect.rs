@@ -200,7 +200,7 @@ impl NbdReconnect {
             self.forget_dead_connections(engine);
         }
         let state = self.link_state(engine)?;
-        let may_lack_some = (state.is_redundant() || state.more) && !state.is_whole();
+        let may_lack_some = (state.is_redundant() || state.may_have_more) && !state.is_whole();
         if (state.dead > 0 || may_lack_some)
             && let Some(failure) = self.fill_slots(engine, deadline)?
             && let Some(lack) = self.missing_connection_error(self.link_state(engine)?, failure)

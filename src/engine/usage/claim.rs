@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
@@ -327,7 +327,7 @@ fn try_claim(
 ) -> Result<File> {
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
-    point!(ClaimToTake);
+    crash_point!(ClaimToTake);
     let claimed = run_in_queue(
         queue,
         Stage::Claim,
@@ -336,6 +336,6 @@ fn try_claim(
         || "not returned".to_owned(),
         move || disk.open(&roots, OpenMode::Exclusive),
     )?;
-    point!(ClaimTaken);
+    crash_point!(ClaimTaken);
     Ok(claimed)
 }

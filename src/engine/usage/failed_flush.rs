@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::engine::lock::run_dir;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
@@ -88,19 +88,19 @@ impl FailedFlush {
             names: names_of(&self.disk),
         };
         let folder = self.path.parent().unwrap_or(Path::new("/"));
-        point!(FailedFlushToWrite);
+        crash_point!(FailedFlushToWrite);
         run_dir::make(folder)?;
         let written = note.write(&self.path);
         written.map_err(|error| Error::io("cannot write", &self.path, &error))?;
-        point!(FailedFlushWritten);
+        crash_point!(FailedFlushWritten);
         Ok(())
     }
 
     /// Removes the mark: the flush, or this life of the disk, has ended.
     pub(in crate::engine) fn clear(&self) {
-        point!(FailedFlushToClear);
+        crash_point!(FailedFlushToClear);
         let _never_written = fs::remove_file(&self.path);
-        point!(FailedFlushCleared);
+        crash_point!(FailedFlushCleared);
     }
 }
 
@@ -226,9 +226,9 @@ pub(in crate::engine) fn purge_stale(
         }
         losses.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
         if note.names.is_empty() || (of_unit && marks == LossMarks::Remove) {
-            point!(FailedFlushToSweep);
+            crash_point!(FailedFlushToSweep);
             let _swept_by_another = fs::remove_file(path);
-            point!(FailedFlushSwept);
+            crash_point!(FailedFlushSwept);
         }
     }
     losses
