@@ -3,7 +3,7 @@
 //! After a rescan the kernel's copy of a unit's names is that of the unit that answers now.
 //! udev's record keeps the old names until udev handles the disk again, as it does where
 //! the rescan found another size. Users of the disk, such as a mounted file system, still
-//! have the old unit's data. So an attach writes down what it found.
+//! have the old unit's data. So an attach writes down the names that it read.
 
 use std::fs;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ impl FirstNames {
         Ok(Identity::of(names))
     }
 
-    /// Writes the names down, unless those of this disk are there.
+    /// Writes the names to the file, unless the file has names of this disk already.
     ///
     /// # Errors
     /// Those of writing a file: without the names a later attach could return another unit.

@@ -92,9 +92,9 @@ pub(super) fn users_of(
     Ok(users.pop().unwrap_or_default())
 }
 
-/// Makes sure that nobody has a character device of a SCSI device without a disk open
-/// for writing: a tape, an enclosure, a disk without its driver. Says what could not be
-/// looked at.
+/// Requires that no process has a character device of a SCSI device without a disk open for
+/// writing: of a tape, an enclosure, or a disk without its driver. Returns the places that
+/// could not be looked at.
 ///
 /// # Errors
 /// `InUse`, which names the users; those of [`users_of_each`].

@@ -143,7 +143,8 @@ fn rollback_record(
     before_attach: &DevicesAtSources,
     deadline: Deadline,
 ) {
-    // Asked before the addresses are read: once a scan has ended, its devices are there.
+    // The call checks for scans before it reads the addresses: once a scan has ended, its
+    // devices are there.
     let is_scanned = is_being_scanned(engine, intent).unwrap_or(true);
     let restored = match before {
         Some(before) => guard.write(before, deadline),
@@ -156,7 +157,7 @@ fn rollback_record(
         },
     };
     if let Err(error) = restored {
-        // The next recover looks again.
+        // The next recovery tries again.
         tracing::warn!(%error, "the intent stays in the journal");
     }
 }

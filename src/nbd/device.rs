@@ -226,7 +226,7 @@ impl NbdDevice {
         }
     }
 
-    /// Reads only whether it is connected, and under which id.
+    /// Reads only `pid` and `backend`: whether the device is connected, and under which id.
     pub(crate) fn connection_facts(&self) -> Result<Facts> {
         Ok(Facts {
             pid: self.pid()?,

@@ -156,7 +156,7 @@ impl DeviceSnapshot {
     }
 }
 
-/// Says which rule was broken, if `error` is the kernel's refusal.
+/// Names the rule that the command broke, if `error` is the kernel's refusal.
 pub(super) fn explain(
     roots: &Roots,
     stage: Stage,

@@ -39,8 +39,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
 use crate::kernel::stream::DeadlineStream;
 
-/// Agrees with the server on TLS and on the export, and gives the kernel the keys
-/// of the connection.
+/// Negotiates TLS and the export with the server, and gives the kernel the keys of the
+/// connection.
 ///
 /// # Errors
 /// As [`dial`](super::dial()) says.
@@ -65,8 +65,8 @@ pub(super) fn negotiate(
     Ok((export, info))
 }
 
-/// Does the part that goes through rustls. The inner error is about what the server sent: more
-/// than was read, or a certificate that cannot be read.
+/// Negotiates with rustls, before the kernel has the keys. The inner error is about what the server
+/// sent: more than was read, or a certificate that cannot be read.
 fn negotiate_in_user_space(
     stream: &OwnedFd,
     server: &NbdServer,
@@ -185,8 +185,8 @@ fn begin(
     let request = Arc::new(request);
     let provider = Arc::new(provider);
     let authorities = Arc::new(certificates.authorities);
-    // A list counts although it is outdated. Of a certificate of which no list speaks it is
-    // not known that it was revoked.
+    // A list counts although it is outdated. A certificate that no list covers is not known
+    // to be revoked.
     let verifier = WebPkiServerVerifier::builder_with_provider(authorities, Arc::clone(&provider))
         .with_crls(certificates.revoked)
         .allow_unknown_revocation_status()

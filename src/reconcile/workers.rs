@@ -57,7 +57,7 @@ impl Running {
     }
 }
 
-/// How many further steps may begin beside those that run.
+/// How many steps may begin while others run.
 #[derive(Debug)]
 pub(super) struct Capacity {
     threads: usize,

@@ -61,7 +61,7 @@ pub(super) fn attach_nbd(
 }
 
 /// Connects a device and proves it; `None` if the kernel did not receive over each
-/// connection, so that the device was disconnected again.
+/// connection: the call has then disconnected the device again.
 fn attach_new(
     engine: &Engine,
     uri: &NbdUri,
@@ -123,8 +123,8 @@ fn attach_new(
     }
 }
 
-/// Disconnects a device that this attach connected, and waits until it is free: it stays
-/// until its last close, which may be that of udev's probe.
+/// Disconnects a device that this attach connected, and waits until it is free. The device
+/// stays until its last close, which may be the close of udev's probe.
 ///
 /// # Errors
 /// `error`, unless the attach connects again.
@@ -148,8 +148,8 @@ fn rollback_connect(
     }
 }
 
-/// Whether the kernel receives over each connection. For a single connection the settling
-/// proves it.
+/// Whether the kernel receives over each connection. If there is a single connection, the
+/// settling proves this later.
 fn check_receivers(
     engine: &Engine,
     device: &NbdDevice,
@@ -225,8 +225,8 @@ fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) 
 }
 
 /// Makes the kernel send no request longer than the server takes: the attach that connected
-/// the device may have died before it did that. It does not wait for a server that takes no
-/// second client or does not answer.
+/// the device may have died before it did that. The call does not wait for a server that
+/// takes no second client or does not answer.
 fn limit_request_length(device: &NbdDevice, uri: &NbdUri, call: &mut CallContext) {
     const SERVER_LIMIT: Duration = Duration::from_secs(5);
     let deadline = call.deadline;

@@ -90,7 +90,8 @@ fn remove(
 }
 
 /// Whether the users of a device that is in use may release it by themselves. They may have
-/// released it since, so one turn without a user counts; `was_unseen` says that there was one.
+/// released it already, so the first turn without a visible user counts as a release. `was_unseen`
+/// says that there was such a turn.
 fn may_be_released(
     engine: &Engine,
     disk: Option<&BlockDevice>,

@@ -68,14 +68,14 @@ impl FoundDisk {
     }
 }
 
-/// A path that the attach could not bring.
+/// A path that the attach could not probe.
 pub(in crate::engine) struct PathFailure {
     pub(in crate::engine) via: RouteKind,
     pub(in crate::engine) error: Error,
 }
 
-/// Probes all of `paths` at once. Several ways run on a thread each, so that no host
-/// waits for another; the slowest path's stages count.
+/// Probes all paths at once. Each of several paths runs on its own thread, so that no host
+/// waits for another. The stages of the slowest path count.
 pub(super) fn probe_paths(
     engine: &Engine,
     paths: Vec<(RouteKind, Hctl)>,
@@ -211,10 +211,10 @@ fn identify(
     })
 }
 
-/// Waits for the end of a transition between ALUA access states. During it the unit
-/// serves no I/O, so udev's probe of the disk would take the caller's time. Where a
-/// map is possible, multipathd reads the states, and this call asks only a unit that
-/// the kernel has seen in transition.
+/// Waits for the end of a transition between ALUA access states. During it the unit serves
+/// no I/O, so udev's probe of the disk would take the caller's time. If there may be a map,
+/// multipathd reads the states, and this call asks a unit only if the kernel has seen it in
+/// transition.
 fn wait_for_transition(
     engine: &Engine,
     device: &ScsiDevice,
@@ -348,7 +348,7 @@ fn require_expected(request: &AttachRequest, hctl: Hctl, found: &FoundDisk) -> R
     }
 }
 
-/// The error for a stale device that was not removed.
+/// The error if the attach did not remove a stale device.
 fn stale_not_replaced(error: &Error, was: &str, hctl: Hctl, found: &FoundDisk) -> Error {
     let (name, now) = (found.disk.name(), &found.identity);
     let message = format!(

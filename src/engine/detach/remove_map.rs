@@ -16,8 +16,7 @@ use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
 use crate::uevent::{self, Watch};
 
-/// How often a map is looked at while its flush runs; each path failure wakes the call as
-/// well.
+/// The interval between two reads of a map's status while its flush runs.
 const MAP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Claims the map, flushes it, and removes it with the maps of its partitions.
@@ -74,9 +73,9 @@ pub(super) fn remove_map(
     Ok(())
 }
 
-/// Removes the maps of the map's partitions, after each of them is claimed and
-/// flushed; without a `policy` nothing is written to them. Their pages are their own, and
-/// the flush of the map does not write them. So `receipt` gets the outcome of a flush that
+/// Removes the maps of the map's partitions, after each of them is claimed and flushed;
+/// without a `policy` nothing is written to them. Each partition map has its own pages,
+/// which the flush of the map does not write. So `receipt` gets the outcome of a flush that
 /// was not done.
 fn remove_partition_maps(
     engine: &Engine,

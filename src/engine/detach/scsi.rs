@@ -19,8 +19,8 @@ use crate::id::{Addressing, Hctl, Lun, Wwid};
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 
-/// Detaches the unit with all its paths, and then what outlived scans bring: a path
-/// that hangs holds up no other.
+/// Detaches the unit with all its paths, and then the devices that scans bring afterwards.
+/// A path that hangs does not delay the others.
 pub(super) fn detach_scsi(
     engine: &Engine,
     resolved: &ResolvedUnit,
@@ -29,7 +29,8 @@ pub(super) fn detach_scsi(
 ) -> Result<Detachment, DetachFailure> {
     call.enter(Stage::Lock);
     let _locks = lock_addresses(engine, resolved.locked_addresses(), call.deadline)?;
-    // This looks first: the devices of a scan that has ended by then are found below.
+    // The call checks for scans first: `detach_present` finds the devices of a scan that
+    // has ended by then.
     let is_scanned = are_scanned(engine, &resolved.addresses)?;
     let done = detach_present(engine, resolved, request, call)?;
     if !is_scanned {
@@ -82,7 +83,8 @@ fn detach_present(
         holder_vanished: false,
         replaced: Vec::new(),
     };
-    // All enter the receipt: this call does not flush a path that another process removes.
+    // The receipt lists all paths, even one that another process removes and that this call
+    // does not flush.
     for path in &known {
         run.add_to_receipt(path)?;
     }

@@ -25,8 +25,9 @@ pub(in crate::engine) struct VolumeGuard {
 }
 
 impl Journal {
-    /// Waits until no other caller works on the volume, and takes its guard. With `wanted`,
-    /// the caller is about to attach the volume so, and conflicts are refused here.
+    /// Waits until no other caller works on the volume, and takes its guard. If `wanted` is
+    /// given, the caller is about to attach the volume with these options, and this call
+    /// refuses conflicts.
     ///
     /// # Errors
     /// `TimedOut` at stage `lock`; the refusals of `conflict`.
@@ -168,9 +169,9 @@ impl VolumeGuard {
         })
     }
 
-    /// Writes the intent. If that fails, the caller must not act, and the record is restored,
-    /// so that no recovery finishes what the caller was refused. After a timeout the intent
-    /// may still be written, and then it stays.
+    /// Writes the intent. If the write fails, the caller must not do the operation. This call then
+    /// restores the record, so that no recovery finishes the refused operation. After a timeout the
+    /// intent may still be written, and then it stays.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -196,9 +197,9 @@ impl VolumeGuard {
         Err(error)
     }
 
-    /// Writes into the record that nothing of the volume is left on this machine. If that
-    /// cannot be written, as on a full disk, this removes the record: only the answer to a
-    /// repeated detach is lost then.
+    /// Writes into the record that nothing of the volume is left on this machine. If the
+    /// write fails, as on a full disk, this call removes the record. Then only the answer
+    /// to a repeated detach is lost.
     ///
     /// # Errors
     /// As [`remove`](Self::remove).

@@ -160,7 +160,8 @@ fn lock_journal(directory: &Path) -> Result<Flock<File>> {
     let path = directory.join(LOCK);
     refuse_foreign_directory(directory, &names(directory)?)?;
     let failed = |error: &std::io::Error| Error::io("cannot lock the journal", &path, error);
-    // If the file is removed before it is locked, the next try creates another.
+    // If another process removes the file before this one locks it, the next try creates
+    // another file.
     for _ in 0..TRIES {
         let file = lock_file::open(&path).map_err(|error| failed(&error))?;
         let locked = lock_file::lock(&path, file, FlockArg::LockExclusiveNonblock);
@@ -219,8 +220,8 @@ impl Found {
             let _ = fs::remove_file(&path);
             return;
         }
-        // Its writer died before the rename, so the file was never the record, and no caller
-        // was told that it is. If it stays, the next write replaces it.
+        // Its writer died before the rename, so the file was never the record, and no caller was
+        // told that it is. If the removal fails, the next write replaces the file.
         crash_point!(JournalToDropUnfinished);
         let _ = fs::remove_file(&path);
         crash_point!(JournalUnfinishedDropped);
@@ -270,7 +271,7 @@ fn set_aside_earlier() -> Fault {
     Fault::new(FaultKind::SetAsideEarlier, "it was set aside earlier")
 }
 
-/// Refuses a record under a name that is not its volume's, such as a copy.
+/// Refuses a record whose file has not the name of its volume, such as a copy.
 fn require_own_name(record: Record, name: &str) -> Result<Record, Fault> {
     if name_of(&record.volume) == name {
         return Ok(record);

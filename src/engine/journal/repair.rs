@@ -1,5 +1,5 @@
-//! What a person does to a journal by hand: forget a volume, and take back or remove a
-//! file that was set aside.
+//! Repairs that a person requests: to forget a volume, and to restore or remove a file that
+//! was set aside.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -83,8 +83,8 @@ impl Engine {
         })
     }
 
-    /// Heals one device in several turns: what one turn has found out, and a read that the
-    /// kernel holds until the device has a server, stay for the next turn.
+    /// Heals one device in several turns: the next turn continues with what one turn has
+    /// found out, and with a read that the kernel holds until the device has a server.
     ///
     /// # Errors
     /// As [`heal_source`](Self::heal_source).
@@ -231,8 +231,8 @@ impl ReconnectHandle {
     }
 }
 
-/// How often our own ends of the links are checked: the kernel may have no memory for its
-/// notice of a dead link.
+/// The interval between two checks of this process's sockets: the kernel may have no memory
+/// for its notice of a dead link.
 const LINK_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Heals links as they die: see [`Engine::healer`].
@@ -242,7 +242,7 @@ pub struct Healer<'a> {
     deaths: LinkWatch,
     /// The devices to look at, and those whose server is not back.
     disconnected: BTreeMap<NbdIndex, NbdReconnect>,
-    /// When our own ends of the links are checked next.
+    /// The time of the next check of this process's sockets.
     next_link_check: Instant,
 }
 
@@ -268,7 +268,7 @@ impl Healer<'_> {
                 None => self.next_link_check,
             };
             // The kernel may have no memory for its notice, and sends none to other network
-            // namespaces: then only our own ends of the links show a death.
+            // namespaces. Then only this process's sockets show a death.
             let turn = wakes.saturating_duration_since(Instant::now());
             let turn = deadline.at_most(turn);
             match self.deaths.next(turn) {

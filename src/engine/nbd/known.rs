@@ -1,4 +1,4 @@
-//! What is known of a connected NBD device: its source, its TLS, and that it answers.
+//! The known facts of a connected NBD device: its source, its TLS, and whether it answers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -36,14 +36,15 @@ pub(in crate::engine) struct NbdReconnect {
     /// Every connection of ours had ended when that read began, so a connection of another
     /// process answers it.
     own_link_had_ended: bool,
-    /// What the server of the connections that the kernel took reports otherwise, until the
-    /// caller gets it.
+    /// How the export of the taken connections differs from the earlier one. It is kept
+    /// until the caller gets it.
     adopted: Option<Vec<Difference>>,
     /// The kernel did not take the connection that it was offered last.
     no_slot_is_dead: bool,
     died: Option<Instant>,
     lost_connection: LostConnection,
-    /// Requests fail already, so no waiting request can be lost any more.
+    /// The dead-connection timeout has passed: requests fail already, so no waiting request
+    /// can be lost any more.
     budget_is_spent: bool,
     pauses: Backoff,
     dials: u32,
@@ -193,7 +194,7 @@ impl NbdReconnect {
         self.reconnect_dead(engine, deadline)
     }
 
-    /// Gives a device that serves I/O the connections that it lacks.
+    /// Replaces the lost connections of a device that serves I/O.
     fn restore_connections(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
         if self.own_link_had_ended && self.adopted.is_none() {
             // It serves over connections of another process.
@@ -239,7 +240,7 @@ impl NbdReconnect {
         Some(error.caused_by(failure))
     }
 
-    /// Gives a device whose I/O waits or fails new connections until a read comes back.
+    /// Offers new connections for a device whose I/O waits or fails, until a read returns.
     fn reconnect_dead(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
         self.note_link_died();
         let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
@@ -347,13 +348,13 @@ impl NbdReconnect {
     }
 }
 
-/// What is known of connections that the device has lost and that were not replaced.
+/// What is known of a lost connection that was not replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LostConnection {
     None,
-    /// It serves I/O, and could get no further connection.
+    /// The device serves I/O, and could get no further connection.
     Possible,
-    /// The kernel or a read has shown one.
+    /// The kernel's notice or a read has shown the loss.
     Seen,
 }
 

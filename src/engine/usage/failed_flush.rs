@@ -184,7 +184,7 @@ fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
     identity.unwrap_or_default().names
 }
 
-/// What becomes of the marks of a loss that was reported.
+/// Whether to keep the marks of a loss that was reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum LossMarks {
     /// The next detach reports the loss again.

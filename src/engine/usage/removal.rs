@@ -21,7 +21,7 @@ pub(in crate::engine) enum Removal {
     UnflushedDisk,
 }
 
-/// The judgement of the users.
+/// Whether the users of a device prevent its removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) enum Usage {
     /// No user prevents it.
@@ -34,7 +34,7 @@ pub(in crate::engine) enum Usage {
 }
 
 impl Users {
-    /// Judges the users for this removal.
+    /// Whether the users prevent this removal.
     pub(in crate::engine) fn usage_for(&self, roots: &Roots, removal: Removal) -> Usage {
         let is_being_removed = |user: &Holder| matches!(user, Holder::Stacked { device } if Map::is_being_removed(roots, device));
         self.usage_with(&is_being_removed, removal)
@@ -134,7 +134,7 @@ pub(in crate::engine) fn in_use_error(disk: &BlockDevice, users: &[Holder]) -> E
     in_use_error_of(disk.name(), users)
 }
 
-/// The same of a device of this name.
+/// The error that names the users of the device with this name.
 pub(super) fn in_use_error_of(device: &str, users: &[Holder]) -> Error {
     let by = if users.is_empty() {
         "claimed exclusively by a process that /proc does not show".to_owned()

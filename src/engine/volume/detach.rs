@@ -213,7 +213,8 @@ impl GuardedDetach<'_> {
             return self.detach_at(&record.spec.sources);
         }
         if let Some(name) = names.first() {
-            // Asked before the detach logs out the sessions over which the kernel scans.
+            // The call checks for scans before the detach logs out the sessions over which
+            // the kernel scans.
             let is_scanned = is_being_scanned(engine, record)?;
             let unit = DetachTarget::Unit(name.clone());
             let detachment = engine.detach(self.how.request(unit), self.deadline)?;

@@ -1,5 +1,6 @@
 //! The devices at the addresses of a volume's sources, no matter to which volume they
-//! belong. Of a volume whose attach was not completed nothing else is known.
+//! belong. If the attach of a volume was not completed, nothing else of the volume is
+//! known.
 
 use std::collections::BTreeSet;
 

@@ -290,8 +290,8 @@ fn finish_or_undo(
     Ok((condition, action))
 }
 
-/// Asks the server of an attached NBD device whether it lives, and has the kernel read
-/// the size of a SCSI path again that it takes for empty.
+/// Heals an attached NBD device if its server does not answer. Makes the kernel read the
+/// size again of a SCSI path that it takes for empty.
 fn heal_attached(
     engine: &Engine,
     record: &Record,

@@ -148,7 +148,8 @@ fn is_back(known: &VolumeStatus, found: &VolumeStatus) -> bool {
     was_away || known.silent.iter().any(|path| runs(&path))
 }
 
-/// Replaces what sysfs shows by what the kernel's events and the device itself have said.
+/// Overrides the status from sysfs with the kernel's events and with the answer of the
+/// device itself.
 fn override_sysfs(status: &mut VolumeStatus, tracked: &mut Tracked) {
     if !is_there(status) {
         tracked.differs = None;

@@ -8,7 +8,7 @@ use crate::id::{ContentName, NbdUri};
 use crate::nbd::{Connection, Content, FirstBytes, content_names_differ, describe_content_names};
 
 /// The first bytes that the server serves over its connections; `None` if it answers the read with
-/// an error. A caller that expects no name gets such a volume nevertheless.
+/// an error. The attach then continues if the caller expects no name.
 ///
 /// # Errors
 /// `IdentityMismatch` if two connections lead to different volumes.
@@ -59,8 +59,8 @@ pub(super) fn require_expected(
     Err(error.with_found(content.unwrap_or_default()))
 }
 
-/// Requires a name that the journal has of the volume, unless the caller accepts any content
-/// or expects a name, which is newer than the journal's.
+/// Requires that the volume still has a name that the journal has of it. The check is waived if the
+/// caller accepts any content, or expects a name, which is newer than the journal's.
 ///
 /// # Errors
 /// `IdentityMismatch` if the volume has none of the names that the journal has of it, or is

@@ -6,8 +6,8 @@ use crate::deadline::{Backoff, jittered};
 use crate::error::ErrorKind;
 use crate::iscsi::IscsiSession;
 
-/// How often to look again, over about two seconds, at a session that is lost by the
-/// kernel's notice and not yet by sysfs.
+/// How often to read sysfs again, over about two seconds, for a session whose loss the
+/// kernel has reported and sysfs does not show yet.
 const MAX_LOOKS: u32 = 14;
 
 #[derive(Debug)]
@@ -164,7 +164,8 @@ impl RecoveryState {
         self.due = Some(now + jittered(self.between_tries.backoff.pause()));
     }
 
-    /// Whether to report a failure of this kind.
+    /// Records a failure. Returns whether its kind is new, so that the failure must be
+    /// reported.
     pub(in crate::engine) fn record_failure(&mut self, failure: ErrorKind) -> bool {
         self.failure.replace(failure) != Some(failure)
     }
@@ -176,8 +177,8 @@ impl RecoveryState {
         !std::mem::replace(&mut self.reported_budget_spent, true)
     }
 
-    /// Slows down where the target refuses the login or fails to prove itself, which
-    /// takes another secret.
+    /// Records that the target refuses the login or fails to prove its identity. Only
+    /// another secret helps then, so the attempts slow down.
     pub(in crate::engine) fn note_refusal(&mut self) {
         self.between_tries.slow_down();
     }

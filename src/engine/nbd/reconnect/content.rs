@@ -74,9 +74,9 @@ impl NbdReconnect {
         })
     }
 
-    /// Tells of other content than before, which the device has now, and has udev read it: its
-    /// record is evidence at the next heal, and udev itself reads a device only when a writer
-    /// closes it (`Documentation/ABI/testing/sysfs-uevent`).
+    /// Logs that the device has other content than before, and makes udev read it. udev's record is
+    /// evidence at the next heal, and udev itself reads a device only when a writer closes it
+    /// (`Documentation/ABI/testing/sysfs-uevent`).
     pub(super) fn note_other_content(&self, engine: &Engine, differences: &[Difference]) {
         let mut may_be_other = self.rule.accepts_any;
         for difference in differences {

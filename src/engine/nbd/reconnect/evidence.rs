@@ -1,11 +1,10 @@
-//! What is known of a volume whose server is away, and what it says about the content that a
-//! server serves now. The guide's page on NBD has these rules as a table.
+//! Compares what is known of a volume whose server is away with the content that a server serves
+//! now. The guide's page on NBD has these rules as a table.
 //!
-//! The device itself cannot be read, since its reads wait for the server. This process read
-//! the volume before the kernel had the connection, and its bytes stay the volume's until the
-//! kernel has completed a write. udev read the device when the last process that had it open
-//! for writing closed it. The names in a journal are as old as the last look of a process that
-//! keeps it.
+//! The device itself cannot be read, since its reads wait for the server. This process read the
+//! volume before the kernel had the connection, and its bytes stay the volume's until the kernel
+//! has completed a write. udev read the device when the last process that had it open for writing
+//! closed it. The names in a journal are those that a process with this journal read last.
 
 use crate::id::ContentName;
 use crate::nbd::{FirstBytes, KnownContent, content_names_differ};
@@ -38,7 +37,7 @@ pub(super) enum Verdict<'a> {
     },
 }
 
-/// What contradicts the content.
+/// The evidence that contradicts the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EvidenceSource {
     /// The names that this process read.

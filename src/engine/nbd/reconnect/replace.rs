@@ -49,7 +49,8 @@ impl NbdReconnect {
         let (connection, mut differences) = self.dial_export(deadline)?;
         let mut content = None;
         if !differences.iter().any(Difference::prevents_reattach) {
-            // Taken before the read, since the read may miss what is written meanwhile.
+            // The counter is read first, since the read of the content may miss later
+            // writes.
             let written = self.device.written()?;
             let read = connection.content(deadline)?;
             differences.extend(self.other_content(engine, &read, deadline)?);
