@@ -2,18 +2,18 @@
 //! lie before and after each act on the kernel, and on each file that must outlive
 //! a crash.
 //!
-//! `point!(Name);` expands to nothing without the feature `crash-points`, which
+//! `crash_point!(Name);` expands to nothing without the feature `crash-points`, which
 //! only the crash sweeps of the tests turn on. All points are listed here, so that
 //! the sweep can count them and prove that it reached each of them.
 
 /// Ends the process here if a test has asked for it.
-macro_rules! point {
+macro_rules! crash_point {
     ($point:ident) => {
         #[cfg(feature = "crash-points")]
         $crate::crash::Point::$point.reach();
     };
 }
-pub(crate) use point;
+pub(crate) use crash_point;
 
 #[cfg(feature = "crash-points")]
 mod end;

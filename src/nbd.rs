@@ -67,8 +67,7 @@ pub use block_size::{BlockSizes, Geometry};
 pub use command::{Connect, NewTimeouts, Reconfigure, Timeouts, disconnect, status};
 pub(crate) use command::{disconnect_under, set_size};
 pub(crate) use content::{
-    LENGTH as CONTENT_LENGTH, describe_names as spelt_content, names as content_names,
-    names_differ as is_other_content,
+    LENGTH as CONTENT_LENGTH, content_names_differ, describe_content_names, names as content_names,
 };
 pub use device::{Facts, Hints, NbdDevice, State};
 pub use dial::{Connection, dial, discover, list_exports};

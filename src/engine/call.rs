@@ -1,4 +1,5 @@
-//! What the steps of one call share: its deadline and the time that its stages take.
+//! The state that the steps of one call share: its deadline and the time that its stages
+//! take.
 
 use std::time::{Duration, Instant};
 

@@ -91,7 +91,7 @@ fn is_an_nbd_disk(event: &uevent::Event) -> bool {
 pub struct ChangeListener {
     end: Arc<AtomicBool>,
     events: Waker,
-    deaths: Option<LinkWaker>,
+    link_waker: Option<LinkWaker>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -119,7 +119,7 @@ impl Engine {
         let (listener, end) = (Arc::new(listener), Arc::new(AtomicBool::new(false)));
         let stream = self.hub().stream();
         let events = stream.waker();
-        let deaths = match DeadLinks::listen(deadline) {
+        let link_watch = match DeadLinks::listen(deadline) {
             Ok(links) => Some(links.watch(None)),
             Err(error) if error.kind().is_timeout_or_cancel() => return Err(error),
             Err(error) => {
@@ -130,14 +130,14 @@ impl Engine {
         let mut listening = ChangeListener {
             end: Arc::clone(&end),
             events,
-            deaths: deaths.as_ref().map(LinkWatch::waker),
+            link_waker: link_watch.as_ref().map(LinkWatch::waker),
             threads: Vec::new(),
         };
-        let (told, ended) = (Arc::clone(&listener), Arc::clone(&end));
+        let (uevent_listener, uevent_end) = (Arc::clone(&listener), Arc::clone(&end));
         listening.start("lunbd-causes", move || {
-            forward_uevents(stream, &ended, &*told);
+            forward_uevents(stream, &uevent_end, &*uevent_listener);
         })?;
-        if let Some(watch) = deaths {
+        if let Some(watch) = link_watch {
             listening.start("lunbd-deaths", move || {
                 forward_link_deaths(watch, &end, &*listener);
             })?;
@@ -158,8 +158,8 @@ impl Drop for ChangeListener {
     fn drop(&mut self) {
         self.end.store(true, Ordering::Release);
         self.events.wake();
-        if let Some(deaths) = &self.deaths {
-            deaths.wake();
+        if let Some(link_waker) = &self.link_waker {
+            link_waker.wake();
         }
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -176,8 +176,8 @@ fn forward_uevents(mut stream: Stream, end: &AtomicBool, listener: &dyn Fn(Chang
         if end.load(Ordering::Acquire) {
             return;
         }
-        if let Some(cause) = ChangeEvent::of(&notice) {
-            listener(cause);
+        if let Some(change) = ChangeEvent::of(&notice) {
+            listener(change);
         }
     }
 }

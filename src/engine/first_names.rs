@@ -3,7 +3,7 @@
 //! After a rescan the kernel's copy of a unit's names is that of the unit that answers now.
 //! udev's record keeps the old names until udev handles the disk again, as it does where
 //! the rescan found another size. Users of the disk, such as a mounted file system, still
-//! have the old unit's data. So an attach writes down what it found.
+//! have the old unit's data. So an attach writes down the names that it read.
 
 use std::fs;
 use std::path::PathBuf;
@@ -42,11 +42,11 @@ impl FirstNames {
         Ok(Identity::of(names))
     }
 
-    /// Writes the names down, unless those of this disk are there.
+    /// Writes the names to the file, unless the file has names of this disk already.
     ///
     /// # Errors
     /// Those of writing a file: without the names a later attach could return another unit.
-    pub(super) fn keep(&self, identity: &Identity) -> Result<()> {
+    pub(super) fn write_if_absent(&self, identity: &Identity) -> Result<()> {
         let is_gone = || !self.disk.dir().exists();
         if is_gone()
             || identity.names.is_empty()
@@ -110,12 +110,12 @@ mod tests {
         };
         let seventh = of_life("7\n");
         assert_eq!(seventh.read().unwrap(), Identity::default());
-        seventh.keep(&first).unwrap();
-        seventh.keep(&second).unwrap();
+        seventh.write_if_absent(&first).unwrap();
+        seventh.write_if_absent(&second).unwrap();
         assert_eq!(seventh.read().unwrap(), first);
         let eighth = of_life("8\n");
         assert_eq!(eighth.read().unwrap(), Identity::default());
-        eighth.keep(&second).unwrap();
+        eighth.write_if_absent(&second).unwrap();
         assert_eq!(eighth.read().unwrap(), second);
         let boot = roots.proc.join("sys/kernel/random");
         fs::create_dir_all(&boot).unwrap();

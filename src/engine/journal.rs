@@ -1,4 +1,5 @@
-//! The journal: what is about to be done with each volume, written before it is done.
+//! The journal: the engine writes down what it is about to do with each volume before it
+//! does it.
 //!
 //! The kernel holds the truth, and the journal is no copy of it: a record holds what was
 //! meant, how to repeat it, and the names that find the device again. After a crash
@@ -7,13 +8,14 @@
 //! Each volume has one small file, which is whole or absent whenever the machine stops: a
 //! new file is written beside it, synced and renamed, and the directory is synced. The file
 //! has a version, and a SHA-256 of the version and of all that follows. A file that is not
-//! a record (torn, foreign) is renamed and reported; it is neither trusted nor deleted. A
-//! journal with a record of a later version is not opened, because that record cannot be
-//! read. One process holds a journal at a time.
+//! a record (torn, foreign) is renamed and reported. The engine neither trusts nor deletes
+//! it. A journal with a record of a later version is not opened, because that record cannot
+//! be read. One process holds a journal at a time.
 //!
-//! When a detach is proven, the volume's record says so. When an attach that did not finish
-//! has left nothing, the record goes. It does **not** go because the device is gone: a
-//! session that is down removes its devices and brings them again.
+//! When a detach is proven, the volume's record says so. When an unfinished attach has left
+//! nothing, the engine removes the record. It does **not** remove the record because the
+//! device is gone: a session that is down removes its devices, and adds them again when it
+//! is up.
 
 mod conflict;
 mod failing;
@@ -66,8 +68,9 @@ struct Shared {
     table: Mutex<Table>,
     /// Notified when a caller has finished with a volume.
     freed: Condvar,
-    /// The published file of the failing volumes, which counts while its lock is held.
-    told: Mutex<Option<Flock<File>>>,
+    /// The published file of the failing volumes. Readers use it only while its lock is
+    /// held.
+    published_failures: Mutex<Option<Flock<File>>>,
     /// The id of the machine's boot; `None` if the kernel does not show it.
     boot: Option<String>,
     /// Syncs the directory, so that its names are on the disk.
@@ -126,7 +129,7 @@ impl Engine {
             directory: directory.to_owned(),
             table: Mutex::new(table),
             freed: Condvar::new(),
-            told: Mutex::default(),
+            published_failures: Mutex::default(),
             boot: machine::boot_id(self.roots()),
             sync: file::sync,
             _lock: found.lock,
@@ -154,7 +157,7 @@ impl Engine {
             || format!("{}: its file system does not answer", directory.display()),
             move || {
                 refuse_lock_directory(&roots, &path)?;
-                open::look(&path)
+                open::read_view(&path)
             },
         )
     }

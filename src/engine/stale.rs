@@ -18,7 +18,7 @@ use crate::engine::call::CallContext;
 #[cfg(feature = "journal")]
 use crate::engine::journal::Journal;
 use crate::engine::stale::evidence::{LunCheck, StaleProof, check_lun};
-use crate::engine::stale::outcome::{Owner, dry_run_outcome, remove_stale_lun};
+use crate::engine::stale::outcome::{FindOwner, dry_run_outcome, remove_stale_lun};
 #[cfg(feature = "journal")]
 use crate::engine::stale::owner::{owner_in, require_all_read};
 use crate::engine::telemetry::{self, Call};
@@ -200,7 +200,7 @@ impl Engine {
 fn reap_all(
     engine: &Engine,
     request: &ReapRequest,
-    owner: Owner<'_>,
+    owner: FindOwner<'_>,
     deadline: Deadline,
 ) -> Result<ReapReport> {
     let mut call = CallContext::new(Call::Reap, request.observer.as_ref(), deadline);
@@ -248,7 +248,7 @@ fn reap_host(
     engine: &Engine,
     devices: Vec<ScsiDevice>,
     request: &ReapRequest,
-    owner: Owner<'_>,
+    owner: FindOwner<'_>,
     call: &mut CallContext,
 ) -> Found {
     let mut found = Found::default();
@@ -278,7 +278,7 @@ fn reap_one(
     device: &ScsiDevice,
     proof: StaleProof,
     request: &ReapRequest,
-    owner: Owner<'_>,
+    owner: FindOwner<'_>,
     call: &mut CallContext,
 ) -> StaleLun {
     let hctl = device.hctl();

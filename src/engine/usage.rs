@@ -20,21 +20,21 @@
 pub(super) mod claim;
 pub(super) mod failed_flush;
 mod holder;
-mod judge;
 mod not_looked_at;
+mod removal;
 mod search;
 mod snapshot;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::usage::judge::refuse_named;
+use crate::engine::usage::removal::in_use_error_of;
 pub use crate::error::Holder;
 use crate::error::{Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
 use crate::scsi::ScsiDevice;
-pub(super) use judge::{Removal, Usage, refuse};
 pub use not_looked_at::NotLookedAt;
+pub(super) use removal::{Removal, Usage, in_use_error};
 pub(super) use search::{Extent, Users};
 pub(super) use snapshot::UsageSnapshot;
 
@@ -92,9 +92,9 @@ pub(super) fn users_of(
     Ok(users.pop().unwrap_or_default())
 }
 
-/// Makes sure that nobody has a character device of a SCSI device without a disk open
-/// for writing: a tape, an enclosure, a disk without its driver. Says what could not be
-/// looked at.
+/// Requires that no process has a character device of a SCSI device without a disk open for
+/// writing: of a tape, an enclosure, or a disk without its driver. Returns the places that
+/// could not be looked at.
 ///
 /// # Errors
 /// `InUse`, which names the users; those of [`users_of_each`].
@@ -108,8 +108,8 @@ pub(super) fn refuse_users_of_diskless(
     let last_seen = || "a file system below an open file does not answer".to_owned();
     let search = move || search::read_diskless(&roots, &dir, deadline);
     let users = worker::run(Stage::Claim, &what, deadline, last_seen, search)?;
-    match users.judge(engine.roots(), Removal::FlushedDisk) {
-        Usage::Busy(busy) => Err(refuse_named(&device.hctl().to_string(), &busy)),
+    match users.usage_for(engine.roots(), Removal::FlushedDisk) {
+        Usage::Busy(busy) => Err(in_use_error_of(&device.hctl().to_string(), &busy)),
         Usage::Free | Usage::Transient => Ok(users.not_looked_at),
     }
 }

@@ -1,9 +1,9 @@
 //! Attach, detach and resize of a volume by the caller's name of it, with the journal: the engine
 //! writes down what it is about to do, does it, and reads the result back.
 
-mod address_scan;
 mod content;
 mod detach;
+mod devices_at_sources;
 mod of_target;
 pub(super) mod recover;
 mod resize;
@@ -19,7 +19,9 @@ use crate::engine::journal::{
     Intent, Journal, Operation, Outcome, Record, VolumeGuard, VolumeSpec,
 };
 use crate::engine::usage::failed_flush::{self, LossMarks};
-use crate::engine::volume::address_scan::{AddressScan, address_scan, is_being_scanned};
+use crate::engine::volume::devices_at_sources::{
+    DevicesAtSources, devices_at_sources, is_being_scanned,
+};
 use crate::engine::{AttachRequest, Attachment, Engine};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
@@ -89,22 +91,22 @@ pub(super) fn attach_guarded(
     request: &AttachRequest,
     deadline: Deadline,
 ) -> Result<Attachment> {
-    let there = address_scan(engine, &intent)?;
-    guard.begin(intent.clone(), deadline)?;
+    let before_attach = devices_at_sources(engine, &intent)?;
+    guard.write_intent(intent.clone(), deadline)?;
     let mut request = request.clone();
     let claimant = Arc::clone(guard);
     let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
     request.claim = Some(UnitClaim(Arc::new(claim)));
     // An attach that did not finish may have brought the devices that are there.
     let was_begun = |before: &Record| before.intent.is_some() || before.outcome.is_none();
-    let finishing = before.as_ref().is_none_or(was_begun);
-    request.finishing = finishing;
+    let may_resume = before.as_ref().is_none_or(was_begun);
+    request.may_resume = may_resume;
     request.is_recorded = before.is_some();
     let read_last = intent.outcome.as_ref();
     request.known_content = read_last.and_then(|outcome| outcome.content.clone());
     match engine.attach(&request, deadline) {
         Ok(attachment) => {
-            if finishing && let Some(identity) = attachment.identity() {
+            if may_resume && let Some(identity) = attachment.identity() {
                 // A new attach acknowledges the failed flushes of earlier ones.
                 failed_flush::purge_stale(engine.roots(), &identity.names, LossMarks::Remove);
             }
@@ -124,7 +126,7 @@ pub(super) fn attach_guarded(
         Err(error) => {
             if error.kind() != ErrorKind::TimedOut {
                 let deadline = deadline.for_rollback();
-                take_back(engine, guard, before, &intent, &there, deadline);
+                rollback_record(engine, guard, before, &intent, &before_attach, deadline);
             }
             Err(error)
         }
@@ -133,26 +135,29 @@ pub(super) fn attach_guarded(
 
 /// Restores the record as it was before an attach that failed. If the attach has left a
 /// device, the intent stays.
-fn take_back(
+fn rollback_record(
     engine: &Engine,
     guard: &Arc<VolumeGuard>,
     before: Option<Record>,
     intent: &Record,
-    there: &AddressScan,
+    before_attach: &DevicesAtSources,
     deadline: Deadline,
 ) {
-    // Asked before the addresses are read: once a scan has ended, its devices are there.
-    let may_come = is_being_scanned(engine, intent).unwrap_or(true);
-    let taken_back = match before {
+    // The call checks for scans before it reads the addresses: once a scan has ended, its
+    // devices are there.
+    let is_scanned = is_being_scanned(engine, intent).unwrap_or(true);
+    let restored = match before {
         Some(before) => guard.write(before, deadline),
-        None => match address_scan(engine, intent) {
-            Ok(now) if now.is_part_of(there) && !may_come => guard.undo(deadline),
+        None => match devices_at_sources(engine, intent) {
+            Ok(now) if now.has_only_devices_of(before_attach) && !is_scanned => {
+                guard.restore_record(deadline)
+            }
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         },
     };
-    if let Err(error) = taken_back {
-        // The next recover looks again.
+    if let Err(error) = restored {
+        // The next recovery tries again.
         tracing::warn!(%error, "the intent stays in the journal");
     }
 }

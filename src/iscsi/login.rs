@@ -11,7 +11,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use super::PEER;
 use super::wire::Wire;
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Portal;
@@ -76,7 +76,7 @@ pub(super) fn log_in_from(
         match outcome.map_err(|error| error.at(Stage::Login))? {
             Outcome::LoggedIn(session) => {
                 tracing::debug!(%portal, ?session, "logged in");
-                point!(IscsiLoggedIn);
+                crash_point!(IscsiLoggedIn);
                 return Ok(Connection {
                     stream,
                     portal,
@@ -106,9 +106,9 @@ impl Connection {
 
 fn dial(portal: &Portal, local: &LocalEnd, deadline: Deadline) -> Result<OwnedFd> {
     let host = portal.host().to_string();
-    point!(IscsiToDial);
+    crash_point!(IscsiToDial);
     let stream = tcp::connect_from(local, &host, portal.port(), PEER, deadline)?;
-    point!(IscsiDialled);
+    crash_point!(IscsiDialled);
     Ok(stream)
 }
 

@@ -9,7 +9,7 @@ pub(crate) use lunbd_sys::dm::Target;
 use lunbd_sys::dm::{self, Flags};
 
 use super::{Roots, devices};
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::DevNo;
 
@@ -28,7 +28,7 @@ pub(crate) struct DmStatus {
 /// `Vanished` if no device has this uuid; `NotSupported` if the machine has no
 /// device-mapper; `NotPermitted`. All functions here return these errors.
 pub(crate) fn status(roots: &Roots, uuid: &str) -> Result<DmStatus> {
-    let status = ask(roots, uuid, "cannot examine", |control| {
+    let status = with_control(roots, uuid, "cannot examine", |control| {
         dm::status(control, uuid)
     })?;
     Ok(DmStatus {
@@ -40,14 +40,14 @@ pub(crate) fn status(roots: &Roots, uuid: &str) -> Result<DmStatus> {
 
 /// The targets with their parameters.
 pub(crate) fn table(roots: &Roots, uuid: &str) -> Result<Vec<Target>> {
-    ask(roots, uuid, "cannot read the table of", |control| {
+    with_control(roots, uuid, "cannot read the table of", |control| {
         dm::table_status(control, uuid, Flags::TABLE)
     })
 }
 
 /// The targets with their status.
 pub(crate) fn table_status(roots: &Roots, uuid: &str) -> Result<Vec<Target>> {
-    ask(roots, uuid, "cannot read the status of", |control| {
+    with_control(roots, uuid, "cannot read the status of", |control| {
         dm::table_status(control, uuid, Flags::empty())
     })
 }
@@ -58,11 +58,11 @@ pub(crate) fn table_status(roots: &Roots, uuid: &str) -> Result<Vec<Target>> {
 /// The target's answer, by its errno. `multipath` answers `EBUSY` while the
 /// device is suspended.
 pub(crate) fn send_message(roots: &Roots, uuid: &str, text: &str) -> Result<()> {
-    point!(DmToSend);
-    ask(roots, uuid, "cannot send a message to", |control| {
+    crash_point!(DmToSend);
+    with_control(roots, uuid, "cannot send a message to", |control| {
         dm::send_message(control, uuid, 0, text)
     })?;
-    point!(DmSent);
+    crash_point!(DmSent);
     Ok(())
 }
 
@@ -71,11 +71,11 @@ pub(crate) fn send_message(roots: &Roots, uuid: &str, text: &str) -> Result<()> 
 /// # Errors
 /// `InUse` if it is open.
 pub(crate) fn remove(roots: &Roots, uuid: &str) -> Result<()> {
-    point!(DmToRemove);
-    ask(roots, uuid, "cannot remove", |control| {
+    crash_point!(DmToRemove);
+    with_control(roots, uuid, "cannot remove", |control| {
         dm::remove(control, uuid)
     })?;
-    point!(DmRemoved);
+    crash_point!(DmRemoved);
     Ok(())
 }
 
@@ -87,11 +87,11 @@ pub(crate) fn remove(roots: &Roots, uuid: &str) -> Result<()> {
 pub(crate) fn load(roots: &Roots, uuid: &str, read_only: bool, table: &[Target]) -> Result<()> {
     let mut flags = Flags::empty();
     flags.set(Flags::READ_ONLY, read_only);
-    point!(DmToLoad);
-    ask(roots, uuid, "cannot load a table into", |control| {
+    crash_point!(DmToLoad);
+    with_control(roots, uuid, "cannot load a table into", |control| {
         dm::load(control, uuid, flags, table)
     })?;
-    point!(DmLoaded);
+    crash_point!(DmLoaded);
     Ok(())
 }
 
@@ -100,15 +100,15 @@ pub(crate) fn load(roots: &Roots, uuid: &str, read_only: bool, table: &[Target])
 /// suspended. The kernel keeps I/O that is queued for want of a path and does
 /// not wait for it. It freezes no filesystem.
 pub(crate) fn swap_table(roots: &Roots, uuid: &str) -> Result<()> {
-    point!(DmToSwap);
-    ask(roots, uuid, "cannot put a table in place in", |control| {
+    crash_point!(DmToSwap);
+    with_control(roots, uuid, "cannot put a table in place in", |control| {
         dm::resume(control, uuid, Flags::NO_FLUSH | Flags::SKIP_LOCKFS)
     })?;
-    point!(DmSwapped);
+    crash_point!(DmSwapped);
     Ok(())
 }
 
-fn ask<T>(
+fn with_control<T>(
     roots: &Roots,
     uuid: &str,
     action: &str,

@@ -22,7 +22,7 @@ use nix::errno::Errno;
 
 use self::socket::{failed, open_as};
 use super::{Roots, sysfs};
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{HostNo, SessionId};
 pub use create_lock::CreateGuard;
@@ -78,9 +78,9 @@ impl Control {
             cmds_max,
             queue_depth,
         };
-        point!(IscsiToCreateSession);
+        crash_point!(IscsiToCreateSession);
         let answer = ask(lock.socket(), self.transport, &create, "make a session")?;
-        point!(IscsiSessionCreated);
+        crash_point!(IscsiSessionCreated);
         let [sid, host] = answer.result;
         Ok((SessionId(sid), HostNo(host)))
     }
@@ -91,9 +91,9 @@ impl Control {
             sid: session.0,
             cid: CID,
         };
-        point!(IscsiToCreateConnection);
+        crash_point!(IscsiToCreateConnection);
         self.ask(&create, "make a connection")?;
-        point!(IscsiConnectionCreated);
+        crash_point!(IscsiConnectionCreated);
         Ok(())
     }
 
@@ -109,9 +109,9 @@ impl Control {
             cid: CID,
             fd: socket.as_raw_fd(),
         };
-        point!(IscsiToBind);
+        crash_point!(IscsiToBind);
         self.ask(&bind, "take the socket")?;
-        point!(IscsiBound);
+        crash_point!(IscsiBound);
         Ok(())
     }
 
@@ -124,9 +124,9 @@ impl Control {
             param,
             value,
         };
-        point!(IscsiToSet);
+        crash_point!(IscsiToSet);
         self.ask(&set, &format!("set {param:?} to {value}"))?;
-        point!(IscsiSet);
+        crash_point!(IscsiSet);
         Ok(())
     }
 
@@ -142,9 +142,9 @@ impl Control {
             param,
             value,
         };
-        point!(IscsiToSet);
+        crash_point!(IscsiToSet);
         self.ask(&set, &format!("set {param:?} to {value}"))?;
-        point!(IscsiSet);
+        crash_point!(IscsiSet);
         Ok(())
     }
 
@@ -155,9 +155,9 @@ impl Control {
             sid: session.0,
             cid: CID,
         };
-        point!(IscsiToStart);
+        crash_point!(IscsiToStart);
         self.ask(&start, "start the connection")?;
-        point!(IscsiStarted);
+        crash_point!(IscsiStarted);
         Ok(())
     }
 
@@ -168,9 +168,9 @@ impl Control {
             cid: CID,
             stop,
         };
-        point!(IscsiToStop);
+        crash_point!(IscsiToStop);
         self.ask(&stop, "stop the connection")?;
-        point!(IscsiStopped);
+        crash_point!(IscsiStopped);
         Ok(())
     }
 
@@ -190,9 +190,9 @@ impl Control {
             header,
             data,
         };
-        point!(IscsiToSend);
+        crash_point!(IscsiToSend);
         self.ask(&send, "send a PDU")?;
-        point!(IscsiSent);
+        crash_point!(IscsiSent);
         Ok(())
     }
 
@@ -200,9 +200,9 @@ impl Control {
     /// [`Notification::Unbound`] comes when they are gone, once in a session's life.
     pub(crate) fn unbind(&mut self, session: SessionId) -> Result<()> {
         let unbind = Request::UnbindSession { sid: session.0 };
-        point!(IscsiToUnbind);
+        crash_point!(IscsiToUnbind);
         self.ask(&unbind, "remove the target")?;
-        point!(IscsiUnbound);
+        crash_point!(IscsiUnbound);
         Ok(())
     }
 
@@ -212,9 +212,9 @@ impl Control {
             sid: session.0,
             cid: CID,
         };
-        point!(IscsiToDestroyConnection);
+        crash_point!(IscsiToDestroyConnection);
         self.ask(&destroy, "destroy the connection")?;
-        point!(IscsiConnectionDestroyed);
+        crash_point!(IscsiConnectionDestroyed);
         Ok(())
     }
 
@@ -226,9 +226,9 @@ impl Control {
     /// `InUse` while it has a connection.
     pub(crate) fn destroy_session(&mut self, session: SessionId) -> Result<()> {
         let destroy = Request::DestroySessionAsync { sid: session.0 };
-        point!(IscsiToDestroySession);
+        crash_point!(IscsiToDestroySession);
         self.ask(&destroy, "destroy the session")?;
-        point!(IscsiSessionDestroyed);
+        crash_point!(IscsiSessionDestroyed);
         Ok(())
     }
 

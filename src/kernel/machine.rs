@@ -1,4 +1,4 @@
-//! What this machine and this process may do.
+//! The capabilities of this process, and facts of this machine.
 
 use std::path::Path;
 

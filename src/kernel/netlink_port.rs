@@ -9,7 +9,7 @@ use super::{Roots, process, sysfs};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     /// The process, in words.
-    pub(crate) words: String,
+    pub(crate) description: String,
     /// Whether the kernel may obey the requests on that socket; `false` only if each process
     /// that has the socket lacks `CAP_SYS_ADMIN` over the machine (`netlink_capable` of
     /// `iscsi_if_recv_msg`).
@@ -20,7 +20,7 @@ impl Holder {
     /// The holder of a port that was taken at each try, and free each time in between.
     pub(crate) fn one_after_another() -> Self {
         Self {
-            words: "one process after another".to_owned(),
+            description: "one process after another".to_owned(),
             may_administer: true,
         }
     }
@@ -40,16 +40,16 @@ pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<Holder
     let mut pids = process::pids(roots).ok()?;
     pids.retain(has_it);
     let Some(first) = pids.first() else {
-        let words = format!("a process that this process cannot see, with {socket},");
+        let description = format!("a process that this process cannot see, with {socket},");
         let may_administer = true;
         return Some(Holder {
-            words,
+            description,
             may_administer,
         });
     };
     let command = sysfs::read(&roots.proc.join(format!("{first}/comm"))).unwrap_or_default();
     Some(Holder {
-        words: format!("process {first} ({command})"),
+        description: format!("process {first} ({command})"),
         may_administer: pids.iter().any(|pid| process::may_administer(roots, *pid)),
     })
 }
@@ -89,7 +89,7 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
         assert_eq!(holder(&roots, 8, u32::MAX), None);
         make("net/netlink", TABLE);
         let unseen = holder(&roots, 8, u32::MAX).unwrap();
-        assert!(unseen.words.contains("cannot see") && unseen.may_administer);
+        assert!(unseen.description.contains("cannot see") && unseen.may_administer);
         make("812/comm", "holder\n");
         fs::create_dir_all(roots.proc.join("812/fd")).unwrap();
         std::os::unix::fs::symlink("socket:[19]", roots.proc.join("812/fd/3")).unwrap();
@@ -103,9 +103,9 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
                 "812/status",
                 &format!("Name:\tholder\nCapEff:\t{capabilities}\n"),
             );
-            let words = "process 812 (holder)".to_owned();
+            let description = "process 812 (holder)".to_owned();
             let seen = Holder {
-                words,
+                description,
                 may_administer,
             };
             assert_eq!(holder(&roots, 8, u32::MAX), Some(seen));

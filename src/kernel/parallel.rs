@@ -54,8 +54,8 @@ fn in_shares_on<T: Send, R: Send>(
             let Some((at, share)) = taken else {
                 return;
             };
-            let made = work(share);
-            done.lock().push((at, made));
+            let results = work(share);
+            done.lock().push((at, results));
         }
     };
     thread::scope(|scope| {
@@ -70,7 +70,7 @@ fn in_shares_on<T: Send, R: Send>(
     })?;
     let mut done = done.into_inner();
     done.sort_unstable_by_key(|(at, _)| *at);
-    Ok(done.into_iter().flat_map(|(_, made)| made).collect())
+    Ok(done.into_iter().flat_map(|(_, results)| results).collect())
 }
 
 #[cfg(test)]

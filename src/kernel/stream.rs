@@ -40,7 +40,7 @@ impl<'a> DeadlineStream<'a> {
                     if was_ready {
                         self.deadline.pause(backoff.pause());
                     }
-                    wait_until(self.socket, ready, self.deadline)?;
+                    wait_until_ready(self.socket, ready, self.deadline)?;
                     was_ready = true;
                 }
                 Err(Errno::EINTR) => {}
@@ -54,7 +54,7 @@ impl<'a> DeadlineStream<'a> {
 ///
 /// # Errors
 /// `TimedOut`; otherwise by the errno.
-pub(super) fn wait_until(
+pub(super) fn wait_until_ready(
     socket: BorrowedFd<'_>,
     ready: PollFlags,
     deadline: Deadline,

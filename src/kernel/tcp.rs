@@ -14,7 +14,7 @@ use nix::sys::socket::{
     self, AddressFamily, SockFlag, SockType, SockaddrStorage, getsockopt, setsockopt, sockopt,
 };
 
-use super::stream::wait_until;
+use super::stream::wait_until_ready;
 use super::worker;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -145,7 +145,7 @@ fn connect_within(
     match socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(*address)) {
         Ok(()) => {}
         Err(Errno::EINPROGRESS) => {
-            wait_until(socket.as_fd(), PollFlags::POLLOUT, deadline)?;
+            wait_until_ready(socket.as_fd(), PollFlags::POLLOUT, deadline)?;
             match getsockopt(&socket, sockopt::SocketError)? {
                 0 => {}
                 errno => return Err(io::Error::from_raw_os_error(errno)),

@@ -14,8 +14,8 @@ use super::threads;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// How long a cancelled call gets to return. Only what a returned call has done can be
-/// undone, and almost every call returns sooner.
+/// How long a cancelled call gets to return. The rollback can undo only a call that has
+/// returned, and almost every call returns sooner.
 const CANCEL_GRACE: Duration = Duration::from_secs(3);
 
 /// Runs `call` on a thread of its own and waits for it until `deadline`.

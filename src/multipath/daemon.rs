@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::UnixAddr;
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::stream::DeadlineStream;
@@ -276,9 +276,9 @@ fn execute(
     ask: impl FnOnce(&str) -> Result<String>,
 ) -> Result<Answer> {
     let command = format!("{verb} {}", argument(name)?);
-    point!(MultipathdToTell);
+    crash_point!(MultipathdToTell);
     let reply = ask(&command)?;
-    point!(MultipathdTold);
+    crash_point!(MultipathdTold);
     tracing::debug!(command, reply = reply.trim(), "multipathd");
     match reply.trim() {
         "ok" => Ok(Answer::Done),

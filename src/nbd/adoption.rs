@@ -9,8 +9,9 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use super::command::NewTimeouts;
 use crate::error::{Error, Result};
 
-/// What a socket shows after it was offered with [`Reconfigure`](super::Reconfigure),
-/// whose answer does not say whether the kernel took it.
+/// Whether the kernel took a socket that was offered with
+/// [`Reconfigure`](super::Reconfigure), whose answer does not say whether the kernel took
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adoption {
     /// The kernel put the connection into a slot whose connection was dead.

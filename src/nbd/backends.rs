@@ -65,7 +65,7 @@ impl Backends {
             if backend_of(roots, index)?.as_deref() == Some(id.as_str()) {
                 devices.extend(NbdDevice::find(roots, index)?);
             } else if let Some(known) = &mut self.known {
-                look_at(roots, index, known)?;
+                read_one(roots, index, known)?;
             }
         }
         Ok(devices)
@@ -107,7 +107,7 @@ impl Backends {
         let known = match (changed, self.known.take()) {
             (Changed::These(names), Some(mut known)) => {
                 for index in names.iter().filter_map(|name| NbdIndex::of_name(name)) {
-                    look_at(roots, index, &mut known)?;
+                    read_one(roots, index, &mut known)?;
                 }
                 let unsettled = known.iter().filter(|(_, seen)| match seen {
                     BackendState::Free => false,
@@ -116,11 +116,11 @@ impl Backends {
                 });
                 let unsettled: Vec<NbdIndex> = unsettled.map(|(index, _)| *index).collect();
                 for index in unsettled {
-                    look_at(roots, index, &mut known)?;
+                    read_one(roots, index, &mut known)?;
                 }
                 known
             }
-            _ => each(roots)?,
+            _ => read_all(roots)?,
         };
         Ok(self.known.insert(known))
     }
@@ -133,7 +133,7 @@ fn device_in(devpath: &str) -> Option<&str> {
 }
 
 /// Reads one file of each connected device, because there may be a thousand.
-fn each(roots: &Roots) -> Result<BTreeMap<NbdIndex, BackendState>> {
+fn read_all(roots: &Roots) -> Result<BTreeMap<NbdIndex, BackendState>> {
     let mut known = BTreeMap::new();
     for index in NbdDevice::indexes(roots)? {
         let seen = match backend_of(roots, index)? {
@@ -149,7 +149,7 @@ fn each(roots: &Roots) -> Result<BTreeMap<NbdIndex, BackendState>> {
     Ok(known)
 }
 
-fn look_at(
+fn read_one(
     roots: &Roots,
     index: NbdIndex,
     known: &mut BTreeMap<NbdIndex, BackendState>,

@@ -15,7 +15,7 @@ use lunbd_sys::nbd as abi;
 
 use super::message::{Attribute, DeviceStatus, Message};
 use super::refusal::{self, RefusedCommand};
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -131,9 +131,9 @@ pub(crate) fn disconnect_under(
         ..RefusedCommand::default()
     };
     let stage = Stage::Disconnect;
-    point!(NbdToDisconnect);
+    crash_point!(NbdToDisconnect);
     exchange(&message, locks, &attempt, stage, roots, deadline)?;
-    point!(NbdDisconnected);
+    crash_point!(NbdDisconnected);
     Ok(())
 }
 
@@ -172,7 +172,7 @@ fn exchange(
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<Vec<Message>> {
-    let before = refusal::read_marks(roots, attempt.index);
+    let before = refusal::read_connection_facts(roots, attempt.index);
     let request = genl::Request {
         family: abi::FAMILY_NAME,
         payload: genl::Payload {

@@ -37,7 +37,7 @@ pub(crate) fn names(first: &[u8]) -> Vec<ContentName> {
 }
 
 /// The text of names, for errors.
-pub(crate) fn describe_names(names: &[ContentName]) -> String {
+pub(crate) fn describe_content_names(names: &[ContentName]) -> String {
     if names.is_empty() {
         return "no name that is known".to_owned();
     }
@@ -48,7 +48,7 @@ pub(crate) fn describe_names(names: &[ContentName]) -> String {
 /// Whether a volume that has the names `now` is another than the one that had the names
 /// `before`: they have no name in common, or they are two devices of a btrfs, which have its
 /// UUID in common. A volume that was blank before may have got any name.
-pub(crate) fn names_differ(now: &[ContentName], before: &[ContentName]) -> bool {
+pub(crate) fn content_names_differ(now: &[ContentName], before: &[ContentName]) -> bool {
     if let (Some(now), Some(before)) = (btrfs_device(now), btrfs_device(before)) {
         return now != before;
     }
@@ -90,13 +90,13 @@ mod tests {
         let name = |kind: &str| format!("{kind}.0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9");
         let [fs, luks, gpt] = ["fs", "luks", "gpt"].map(|kind| name(kind).parse().unwrap());
         let one = std::slice::from_ref::<ContentName>;
-        assert!(!names_differ(one(&fs), &[]));
-        assert!(!names_differ(
+        assert!(!content_names_differ(one(&fs), &[]));
+        assert!(!content_names_differ(
             &[fs.clone(), luks.clone()],
             &[fs.clone(), gpt]
         ));
-        assert!(names_differ(one(&luks), one(&fs)));
-        assert!(names_differ(&[], one(&fs)));
+        assert!(content_names_differ(one(&luks), one(&fs)));
+        assert!(content_names_differ(&[], one(&fs)));
     }
 
     #[test]
@@ -106,15 +106,15 @@ mod tests {
             name.parse().unwrap()
         };
         let member = |device| [name("fs", 1), name("btrfs", device)];
-        assert!(names_differ(&member(3), &member(2)));
-        assert!(!names_differ(&member(2), &member(2)));
+        assert!(content_names_differ(&member(3), &member(2)));
+        assert!(!content_names_differ(&member(2), &member(2)));
         // A journal of an earlier version, and a caller, have the file system alone.
         let of_file_system = [name("fs", 1)];
-        assert!(!names_differ(&member(3), &of_file_system));
-        assert!(!names_differ(&of_file_system, &member(2)));
+        assert!(!content_names_differ(&member(3), &of_file_system));
+        assert!(!content_names_differ(&of_file_system, &member(2)));
         // `btrfstune` gives the file system another UUID.
         let renamed = [name("fs", 9), name("btrfs", 2)];
-        assert!(!names_differ(&renamed, &member(2)));
+        assert!(!content_names_differ(&renamed, &member(2)));
     }
 
     proptest! {

@@ -200,7 +200,7 @@ impl NbdDevice {
                 .trim()
                 .parse()
                 .map(Some)
-                .map_err(|_| self.odd("pid", &text)),
+                .map_err(|_| self.malformed("pid", &text)),
             None => Ok(None),
         }
     }
@@ -222,12 +222,12 @@ impl NbdDevice {
         let counts: Option<Vec<u64>> = text.split_whitespace().map(|n| n.parse().ok()).collect();
         match counts.as_deref() {
             Some([reads, writes]) => Ok(reads.saturating_add(*writes)),
-            _ => Err(self.odd("inflight", &text)),
+            _ => Err(self.malformed("inflight", &text)),
         }
     }
 
-    /// Reads only whether it is connected, and under which id.
-    pub(crate) fn marks(&self) -> Result<Facts> {
+    /// Reads only `pid` and `backend`: whether the device is connected, and under which id.
+    pub(crate) fn connection_facts(&self) -> Result<Facts> {
         Ok(Facts {
             pid: self.pid()?,
             backend: self.backend()?,
@@ -239,13 +239,13 @@ impl NbdDevice {
     /// after the other: while the device changes they may be of different
     /// moments.
     pub fn facts(&self) -> Result<Facts> {
-        let marks = self.marks()?;
+        let connection = self.connection_facts()?;
         Ok(Facts {
             size: self.disk.size()?,
             read_only: self.disk.read_only()?,
             in_flight: self.in_flight()?,
             holders: self.disk.holders()?,
-            ..marks
+            ..connection
         })
     }
 
@@ -281,7 +281,7 @@ impl NbdDevice {
         }
     }
 
-    fn odd(&self, attribute: &str, text: &str) -> Error {
+    fn malformed(&self, attribute: &str, text: &str) -> Error {
         let message = format!("{text:?} is not what the kernel writes there");
         Error::new(ErrorKind::Io, message).with_path(self.disk.dir().join(attribute))
     }

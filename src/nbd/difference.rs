@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::block_size::BlockSizes;
-use super::content::describe_names;
+use super::content::describe_content_names;
 use super::export::{Export, ExportFlags};
 use crate::id::ContentName;
 
@@ -109,7 +109,7 @@ impl fmt::Display for Difference {
                 is_proven,
             } => {
                 let is_nameless = from.is_empty() && to.is_empty();
-                let (from, to) = (describe_names(from), describe_names(to));
+                let (from, to) = (describe_content_names(from), describe_content_names(to));
                 let how = if *is_proven {
                     "another volume for certain; `heal SOURCE --accept-content` takes it"
                 } else {

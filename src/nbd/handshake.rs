@@ -116,7 +116,7 @@ fn with_handshake_stage<S: Read + Write, T>(
 pub fn list(stream: &mut (impl Read + Write), deadline: Deadline) -> Result<Vec<ListedExport>> {
     with_handshake_stage(stream, deadline, |server| {
         greet(server)?;
-        ask_for_list(server)
+        request_list(server)
     })
 }
 
@@ -126,10 +126,10 @@ pub(super) fn list_in_tls(
     stream: &mut (impl Read + Write),
     deadline: Deadline,
 ) -> Result<Vec<ListedExport>> {
-    with_handshake_stage(stream, deadline, ask_for_list)
+    with_handshake_stage(stream, deadline, request_list)
 }
 
-fn ask_for_list<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<ListedExport>> {
+fn request_list<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<ListedExport>> {
     let listed = read_list(server)?;
     server.abort();
     listed.map_err(|refusal| refusal.into_error("the list of exports"))
@@ -167,7 +167,7 @@ fn greet<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Greeting> {
 
 /// The inner error is the server's refusal.
 fn go<S: Read + Write>(server: &mut Server<'_, S>, name: &str) -> Result<Result<Export, Refusal>> {
-    match ask_for(server, OptionCode::Go, name, &mut 0)? {
+    match request_export(server, OptionCode::Go, name, &mut 0)? {
         Answer::Export(export) => export.map(Ok),
         Answer::Refused(refusal) => Ok(Err(refusal)),
     }
@@ -182,14 +182,14 @@ enum Answer {
 
 /// Requests one export with `OPT_GO` or `OPT_INFO`, and adds the bytes of the answer
 /// to `length`.
-fn ask_for<S: Read + Write>(
+fn request_export<S: Read + Write>(
     server: &mut Server<'_, S>,
     option: OptionCode,
     name: &str,
     length: &mut usize,
 ) -> Result<Answer> {
     const WHAT: &str = "the reply to OPT_GO or OPT_INFO";
-    server.write("OPT_GO or OPT_INFO", &wire::ask_for(option, name))?;
+    server.write("OPT_GO or OPT_INFO", &wire::export_request(option, name))?;
     let mut infos = Infos::default();
     for _ in 0..=MOST_INFOS {
         let reply = ReplyHeader::decode(&server.read(WHAT)?, option)?;

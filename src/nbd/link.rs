@@ -12,7 +12,7 @@ use super::known_content::KnownContent;
 use super::served::Slots;
 use super::tls_info::TlsInfo;
 use super::unread::Unread;
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, ContentName, NbdServer, NbdUri};
 
@@ -33,7 +33,7 @@ pub(crate) struct Link {
     /// The TLS of the last connection that this process made.
     pub(crate) tls: Option<TlsInfo>,
     slots: Slots,
-    ends: Vec<End>,
+    held_sockets: Vec<HeldSocket>,
     /// The sockets of the connections that were replaced last. The kernel's receiver may
     /// still read one: `nbd_reconnect_socket` does not wait for it, and holds no reference
     /// for it.
@@ -45,19 +45,19 @@ pub(crate) struct Link {
 
 /// The socket of a connection that this process holds.
 #[derive(Debug)]
-struct End {
+struct HeldSocket {
     socket: OwnedFd,
     unread: Unread,
 }
 
-impl From<OwnedFd> for End {
+impl From<OwnedFd> for HeldSocket {
     fn from(socket: OwnedFd) -> Self {
         let unread = Unread::default();
         Self { socket, unread }
     }
 }
 
-impl End {
+impl HeldSocket {
     fn has_hung_up(&self) -> bool {
         has_hung_up(&self.socket)
     }
@@ -78,7 +78,7 @@ pub(crate) struct LinkState {
     /// Connections of another process. This process cannot see whether they live.
     pub(crate) unknown: usize,
     /// Whether other processes may have more connections than `unknown` counts.
-    pub(crate) more: bool,
+    pub(crate) may_have_more: bool,
 }
 
 impl LinkState {
@@ -88,13 +88,13 @@ impl LinkState {
             live: 0,
             dead: 0,
             unknown: slots.count,
-            more: !slots.exact,
+            may_have_more: !slots.exact,
         }
     }
 
     /// Whether every slot has a live connection of this process.
     pub(crate) fn is_whole(self) -> bool {
-        self.dead == 0 && self.unknown == 0 && !self.more
+        self.dead == 0 && self.unknown == 0 && !self.may_have_more
     }
 
     /// Whether every slot has a connection of this process, and all of them are dead.
@@ -122,7 +122,7 @@ impl Link {
             exact: true,
         };
         Self {
-            ends: sockets.into_iter().map(End::from).collect(),
+            held_sockets: sockets.into_iter().map(HeldSocket::from).collect(),
             ..Self::of_another(uri, backend, slots, timeouts, connected_by)
         }
     }
@@ -143,7 +143,7 @@ impl Link {
             expected: None,
             tls: None,
             slots,
-            ends: Vec::new(),
+            held_sockets: Vec::new(),
             replaced: Vec::new(),
             connected_by,
         }
@@ -156,20 +156,24 @@ impl Link {
     }
 
     pub(crate) fn state(&self) -> LinkState {
-        let dead = self.ends.iter().filter(|end| end.has_hung_up()).count();
+        let dead = self
+            .held_sockets
+            .iter()
+            .filter(|held| held.has_hung_up())
+            .count();
         LinkState {
-            live: self.ends.len() - dead,
+            live: self.held_sockets.len() - dead,
             dead,
-            unknown: self.slots.count.saturating_sub(self.ends.len()),
-            more: !self.slots.exact,
+            unknown: self.slots.count.saturating_sub(self.held_sockets.len()),
+            may_have_more: !self.slots.exact,
         }
     }
 
     /// Ends the connections. Requests in flight wait for new ones.
     pub(crate) fn shut_down(&self) {
-        point!(NbdToEndLink);
-        self.ends.iter().for_each(End::shut_down);
-        point!(NbdLinkEnded);
+        crash_point!(NbdToEndLink);
+        self.held_sockets.iter().for_each(HeldSocket::shut_down);
+        crash_point!(NbdLinkEnded);
     }
 
     /// Looks at each live connection, and returns how long a reply has stayed unread in one:
@@ -178,8 +182,11 @@ impl Link {
         if matches!(self.uri.server(), NbdServer::Tls { .. }) {
             return Duration::ZERO;
         }
-        let live = self.ends.iter_mut().filter(|end| !end.has_hung_up());
-        let since = live.filter_map(|end| end.unread.look(&end.socket)).min();
+        let live = self
+            .held_sockets
+            .iter_mut()
+            .filter(|held| !held.has_hung_up());
+        let since = live.filter_map(|held| held.unread.look(&held.socket)).min();
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
@@ -187,23 +194,26 @@ impl Link {
     /// connections are not visible.
     pub(crate) fn has_unread_of_dead(&mut self) -> bool {
         let is_tls = matches!(self.uri.server(), NbdServer::Tls { .. });
-        let mut dead = self.ends.iter_mut().filter(|end| end.has_hung_up());
-        !is_tls && dead.any(|end| end.unread.look(&end.socket).is_some())
+        let mut dead = self
+            .held_sockets
+            .iter_mut()
+            .filter(|held| held.has_hung_up());
+        !is_tls && dead.any(|held| held.unread.look(&held.socket).is_some())
     }
 
     /// Ends the connections without an unread reply, if the last look has found one in
     /// another connection.
     pub(crate) fn shut_down_those_that_are_read(&mut self) {
-        let (read, unread): (Vec<&End>, Vec<&End>) = self
-            .ends
+        let (read, unread): (Vec<&HeldSocket>, Vec<&HeldSocket>) = self
+            .held_sockets
             .iter()
-            .partition(|end| end.unread.since().is_none());
+            .partition(|held| held.unread.since().is_none());
         if unread.is_empty() {
             return;
         }
-        read.into_iter().for_each(End::shut_down);
-        for end in &mut self.ends {
-            end.unread = Unread::default();
+        read.into_iter().for_each(HeldSocket::shut_down);
+        for held in &mut self.held_sockets {
+            held.unread = Unread::default();
         }
     }
 
@@ -215,12 +225,12 @@ impl Link {
 
     /// Records that the kernel has put a new connection into the slot of a dead one.
     pub(crate) fn replace_dead(&mut self, new: OwnedFd) {
-        if let Some(dead) = self.ends.iter().position(End::has_hung_up) {
-            let dead = self.ends.remove(dead);
+        if let Some(dead) = self.held_sockets.iter().position(HeldSocket::has_hung_up) {
+            let dead = self.held_sockets.remove(dead);
             self.keep_replaced([dead]);
         }
-        self.ends.push(new.into());
-        self.slots.count = self.slots.count.max(self.ends.len());
+        self.held_sockets.push(new.into());
+        self.slots.count = self.slots.count.max(self.held_sockets.len());
     }
 
     /// Records that the kernel has no more slots than were counted.
@@ -231,23 +241,23 @@ impl Link {
     /// Whether another process has made the device's present connections: those of this
     /// process were replaced.
     pub(crate) fn is_of_another_now(&self) -> bool {
-        self.ends.is_empty() && !self.replaced.is_empty()
+        self.held_sockets.is_empty() && !self.replaced.is_empty()
     }
 
     /// Records that another process has put connections into the slots of the dead ones.
     pub(crate) fn forget_dead(&mut self) {
-        let (dead, live) = std::mem::take(&mut self.ends)
+        let (dead, live) = std::mem::take(&mut self.held_sockets)
             .into_iter()
-            .partition::<Vec<_>, _>(End::has_hung_up);
-        self.ends = live;
+            .partition::<Vec<_>, _>(HeldSocket::has_hung_up);
+        self.held_sockets = live;
         self.keep_replaced(dead);
     }
 
     /// Keeps the sockets until as many others were replaced.
-    fn keep_replaced(&mut self, dead: impl IntoIterator<Item = End>) {
-        for end in dead {
-            end.shut_down();
-            self.replaced.push(end.socket);
+    fn keep_replaced(&mut self, dead: impl IntoIterator<Item = HeldSocket>) {
+        for held in dead {
+            held.shut_down();
+            self.replaced.push(held.socket);
         }
         let surplus = self.replaced.len().saturating_sub(self.slots.count.max(1));
         self.replaced.drain(..surplus);
@@ -320,7 +330,7 @@ mod tests {
             live: 2,
             dead: 0,
             unknown: 0,
-            more: false,
+            may_have_more: false,
         };
         assert_eq!(link.state(), whole);
     }

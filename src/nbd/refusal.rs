@@ -105,8 +105,8 @@ pub(super) enum DeviceSnapshot {
 }
 
 /// Reads whether it is connected, before a command, to explain a later refusal.
-pub(super) fn read_marks(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
-    snapshot(roots, index, NbdDevice::marks)
+pub(super) fn read_connection_facts(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+    snapshot(roots, index, NbdDevice::connection_facts)
 }
 
 /// Reads what sysfs shows.
@@ -156,7 +156,7 @@ impl DeviceSnapshot {
     }
 }
 
-/// Says which rule was broken, if `error` is the kernel's refusal.
+/// Names the rule that the command broke, if `error` is the kernel's refusal.
 pub(super) fn explain(
     roots: &Roots,
     stage: Stage,
@@ -169,8 +169,8 @@ pub(super) fn explain(
     };
     let after = read_facts_and_openers(roots, attempt.index);
     let refusal = match errno {
-        Errno::EBUSY => Some(busy(attempt, before, &after)),
-        Errno::EINVAL => Some(invalid(roots, stage, attempt, before, &after)),
+        Errno::EBUSY => Some(explain_busy(attempt, before, &after)),
+        Errno::EINVAL => Some(explain_invalid(roots, stage, attempt, before, &after)),
         Errno::EEXIST => {
             let words = "another process was making the same NBD device";
             Some((Refusal::Raced, words.to_owned()))
@@ -191,14 +191,14 @@ pub(super) fn explain(
         .caused_by(refusal)
 }
 
-fn busy(
+fn explain_busy(
     attempt: &RefusedCommand,
     before: &DeviceSnapshot,
     after: &DeviceSnapshot,
 ) -> (Refusal, String) {
     let name = name(attempt);
-    let sights = [after, before];
-    let mut seen = sights.iter().filter_map(|snapshot| snapshot.facts());
+    let snapshots = [after, before];
+    let mut seen = snapshots.iter().filter_map(|snapshot| snapshot.facts());
     if let Some(facts) = seen.clone().find(|facts| facts.pid.is_some()) {
         let backend = facts.backend.as_deref();
         let backend = backend.map_or_else(
@@ -217,7 +217,7 @@ fn busy(
     (Refusal::OpenedByOther, words)
 }
 
-fn invalid(
+fn explain_invalid(
     roots: &Roots,
     stage: Stage,
     attempt: &RefusedCommand,
@@ -227,7 +227,7 @@ fn invalid(
     let name = name(attempt);
     // First check the command itself: those mistakes cannot have changed
     // meanwhile.
-    if let Some(broken) = broken_by_itself(roots, attempt) {
+    if let Some(broken) = broken_by_arguments(roots, attempt) {
         return broken;
     }
     if stage != Stage::Connect && matches!((before, after), (_, DeviceSnapshot::Absent(_))) {
@@ -269,7 +269,7 @@ fn other_backend(attempt: &RefusedCommand, facts: &Facts) -> bool {
     facts.backend.is_some() && facts.backend.as_deref() != given
 }
 
-fn broken_by_itself(roots: &Roots, attempt: &RefusedCommand) -> Option<(Refusal, String)> {
+fn broken_by_arguments(roots: &Roots, attempt: &RefusedCommand) -> Option<(Refusal, String)> {
     if let Some(size) = attempt.size.filter(|&size| i64::try_from(size).is_err()) {
         let words = format!(
             "a size of {size} bytes: the kernel takes at most {}",

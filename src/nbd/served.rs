@@ -6,7 +6,7 @@ use super::block_size::BlockSizes;
 use super::device::NbdDevice;
 use super::difference::Difference;
 use super::export::{Export, ExportFlags};
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdIndex;
@@ -96,15 +96,15 @@ impl NbdDevice {
     /// `TimedOut` at stage `connect`; by the errno of the write.
     pub(crate) fn limit_requests(&self, bytes: u32, deadline: Deadline) -> Result<()> {
         /// The limit of a new device in KiB (`drivers/block/nbd.c`, `nbd_dev_add`).
-        const DRIVERS_OWN: u32 = 128;
+        const DRIVER_DEFAULT: u32 = 128;
         let attribute = self.disk().dir().join("queue/max_sectors_kb");
         let now: u32 = sysfs::parse(&attribute)?;
         let most = bytes / 1024;
-        let wanted = now.clamp(most.min(DRIVERS_OWN), most);
+        let wanted = now.clamp(most.min(DRIVER_DEFAULT), most);
         if now == wanted {
             return Ok(());
         }
-        point!(NbdToLimit);
+        crash_point!(NbdToLimit);
         worker::run(
             Stage::Connect,
             "the kernel to limit the device's requests",
@@ -112,7 +112,7 @@ impl NbdDevice {
             || format!("max_sectors_kb={now}"),
             move || sysfs::write(&Devices::Kernel, &attribute, &wanted.to_string()),
         )?;
-        point!(NbdLimited);
+        crash_point!(NbdLimited);
         Ok(())
     }
 

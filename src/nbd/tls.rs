@@ -39,8 +39,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
 use crate::kernel::stream::DeadlineStream;
 
-/// Agrees with the server on TLS and on the export, and gives the kernel the keys
-/// of the connection.
+/// Negotiates TLS and the export with the server, and gives the kernel the keys of the
+/// connection.
 ///
 /// # Errors
 /// As [`dial`](super::dial()) says.
@@ -50,7 +50,7 @@ pub(super) fn negotiate(
     name: &str,
     deadline: Deadline,
 ) -> Result<(Export, TlsInfo)> {
-    let (export, session) = agree(stream, server, name, deadline)?;
+    let (export, session) = negotiate_in_user_space(stream, server, name, deadline)?;
     let info = session
         .and_then(|(session, certificate)| {
             let (version, cipher) = hand_over::to_kernel(session, stream)?;
@@ -65,15 +65,15 @@ pub(super) fn negotiate(
     Ok((export, info))
 }
 
-/// Does the part that goes through rustls. The inner error is about what the server sent: more
-/// than was read, or a certificate that cannot be read.
-fn agree(
+/// Negotiates with rustls, before the kernel has the keys. The inner error is about what the server
+/// sent: more than was read, or a certificate that cannot be read.
+fn negotiate_in_user_space(
     stream: &OwnedFd,
     server: &NbdServer,
     name: &str,
     deadline: Deadline,
 ) -> Result<(Export, Result<(ClientConnection, ServerCertificate)>)> {
-    talk(stream, server, deadline, |greeting, secured| {
+    with_tls(stream, server, deadline, |greeting, secured| {
         handshake::negotiate_in_tls(greeting, secured, name, deadline)
     })
 }
@@ -87,7 +87,7 @@ pub(super) fn discover(
     server: &NbdServer,
     deadline: Deadline,
 ) -> Result<Vec<DiscoveredExport>> {
-    talk(stream, server, deadline, |_, secured| {
+    with_tls(stream, server, deadline, |_, secured| {
         handshake::discover_in_tls(secured, deadline)
     })
     .map(|(exports, _)| exports)
@@ -99,13 +99,13 @@ pub(super) fn list(
     server: &NbdServer,
     deadline: Deadline,
 ) -> Result<Vec<ListedExport>> {
-    talk(stream, server, deadline, |_, secured| {
+    with_tls(stream, server, deadline, |_, secured| {
         handshake::list_in_tls(secured, deadline)
     })
     .map(|(exports, _)| exports)
 }
 
-fn talk<'a, T>(
+fn with_tls<'a, T>(
     stream: &'a OwnedFd,
     server: &NbdServer,
     deadline: Deadline,
@@ -131,18 +131,18 @@ fn talk<'a, T>(
     let greeting = handshake::start_tls(&mut DeadlineStream::new(socket, deadline), deadline)?;
     let records = RecordReader::new(DeadlineStream::new(socket, deadline));
     let mut secured = Secured::new(session, records);
-    let agreed = secured
+    let negotiated = secured
         .shake_hands()
         .map_err(|error| failure::of(&error, name, deadline))
         .and_then(|()| ask(greeting, &mut secured));
-    let answer = agreed.map_err(|error| match secured.failure.take() {
+    let answer = negotiated.map_err(|error| match secured.failure.take() {
         // In TLS 1.3 the server looks at the client's certificate when the client takes
         // the handshake for done.
         Some(failure) => failure::of_tls(&failure, name),
         // `GnuTLS` closes without an alert.
         None if error.kind() == ErrorKind::Unreachable
             && !secured.was_answered
-            && request.came.load(Ordering::Relaxed) =>
+            && request.was_requested.load(Ordering::Relaxed) =>
         {
             failure::of_certificate(name, request.own.is_some()).caused_by(error)
         }
@@ -185,8 +185,8 @@ fn begin(
     let request = Arc::new(request);
     let provider = Arc::new(provider);
     let authorities = Arc::new(certificates.authorities);
-    // A list counts although it is outdated. Of a certificate of which no list speaks it is
-    // not known that it was revoked.
+    // A list counts although it is outdated. A certificate that no list covers is not known
+    // to be revoked.
     let verifier = WebPkiServerVerifier::builder_with_provider(authorities, Arc::clone(&provider))
         .with_crls(certificates.revoked)
         .allow_unknown_revocation_status()
@@ -210,12 +210,12 @@ fn begin(
 #[derive(Debug, Default)]
 struct CertificateRequest {
     own: Option<Arc<CertifiedKey>>,
-    came: AtomicBool,
+    was_requested: AtomicBool,
 }
 
 impl ResolvesClientCert for CertificateRequest {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.came.store(true, Ordering::Relaxed);
+        self.was_requested.store(true, Ordering::Relaxed);
         self.own.clone()
     }
 
@@ -265,7 +265,7 @@ impl<'a> Secured<'a> {
         Ok(self.session)
     }
 
-    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+    fn note_failure<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         if let Err(error) = &result
             && let Some(error) = failure::tls_error(error)
         {
@@ -279,19 +279,19 @@ impl Read for Secured<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = rustls::Stream::new(&mut self.session, &mut self.records).read(buffer);
         self.was_answered |= read.as_ref().is_ok_and(|read| *read > 0);
-        self.note(read)
+        self.note_failure(read)
     }
 }
 
 impl Write for Secured<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = rustls::Stream::new(&mut self.session, &mut self.records).write(bytes);
-        self.note(written)
+        self.note_failure(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let flushed = rustls::Stream::new(&mut self.session, &mut self.records).flush();
-        self.note(flushed)
+        self.note_failure(flushed)
     }
 }
 

@@ -9,7 +9,7 @@ use super::step::StepKind;
 use crate::engine::SessionRecoveryReport;
 use crate::error::Error;
 use crate::id::{ContentName, VolumeId};
-use crate::nbd::{ServerCertificate, spelt_content};
+use crate::nbd::{ServerCertificate, describe_content_names};
 
 /// An event of a volume or of an iSCSI session.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -191,7 +191,7 @@ impl fmt::Display for Event {
                 )
             }
             Self::ContentDiffers { volume, from, to } => {
-                let (from, to) = (spelt_content(from), spelt_content(to));
+                let (from, to) = (describe_content_names(from), describe_content_names(to));
                 write!(
                     f,
                     "{volume}: its server has content with {to} instead of {from}: check that it \

@@ -51,9 +51,9 @@ pub(super) struct Job {
     /// When a worker took the step.
     pub(super) began: Instant,
     pub(super) priority: Priority,
-    /// From when on it may be retried.
+    /// The earliest time of its retry.
     pub(super) due: Option<Instant>,
-    /// Where it counts for the limit of concurrent steps; `None` for a detach.
+    /// The endpoint whose limit of concurrent steps counts it; `None` for a detach.
     pub(super) endpoint: Option<Endpoint>,
     /// The volume does not serve I/O, or its step failed before.
     pub(super) is_failing: bool,

@@ -105,7 +105,7 @@ fn order_by_resources(steps: &mut [Step], desired: &Desired, actual: &Actual) {
             Ok(owners) => {
                 step.after = owners.iter().copied().cloned().collect();
                 for owner in owners {
-                    detach_first(steps, owner);
+                    turn_into_detach(steps, owner);
                 }
             }
         }
@@ -153,7 +153,7 @@ fn owners_of<'a>(
 }
 
 /// Makes the step of a volume a detach, since an attach waits for it.
-fn detach_first(steps: &mut [Step], volume: &VolumeId) {
+fn turn_into_detach(steps: &mut [Step], volume: &VolumeId) {
     let at = steps.binary_search_by(|step| step.volume.cmp(volume));
     let Some(step) = at.ok().and_then(|at| steps.get_mut(at)) else {
         return;

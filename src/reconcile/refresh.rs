@@ -53,10 +53,10 @@ impl Refresh {
     /// Delays the refresh a moment, to cover the events that follow, and so that refreshes
     /// take at most a sixth of the time.
     fn delay(&mut self) {
-        const MOMENT: Duration = Duration::from_millis(30);
+        const COALESCE_DELAY: Duration = Duration::from_millis(30);
         const SHARE: u32 = 5;
         let rest = self.last.map(|(end, took)| end + took * SHARE);
-        let at = (Instant::now() + MOMENT).max(rest.unwrap_or_else(Instant::now));
+        let at = (Instant::now() + COALESCE_DELAY).max(rest.unwrap_or_else(Instant::now));
         self.at.get_or_insert(at);
     }
 

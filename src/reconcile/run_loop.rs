@@ -17,7 +17,7 @@ impl Reconciler {
     /// Runs the loop, its workers and the session recovery. With a deadline, the run ends then,
     /// or once each step was tried.
     pub(super) fn run_until(&self, until: Option<Deadline>) -> Result<()> {
-        /// The kernel answers at once where its multicasts are.
+        /// The kernel answers at once in a network namespace with its multicasts.
         const LIMIT: Duration = Duration::from_secs(10);
         self.shared.state().begin_run(until)?;
         let _end_run = EndRun(&self.shared);
@@ -53,7 +53,7 @@ impl Reconciler {
             };
             let result = self.run_loop(until, start_worker, start_recovery);
             drop(end_threads);
-            // No process tries them again.
+            // The run has ended, so no process tries the failed steps again.
             self.publish_failures(Vec::new());
             result
         })
@@ -148,7 +148,7 @@ impl Reconciler {
             Scope::All => self.engine.survey(&self.journal)?,
             Scope::Some(volumes) => self.engine.survey_of(&self.journal, volumes)?,
         };
-        self.engine.learn_contents(&self.journal, &found);
+        self.engine.record_contents(&self.journal, &found);
         let mut state = self.shared.state();
         let events = state.merge(found, scope, ended_steps, self.options.verify_new);
         state.refresh.note_ended(began);

@@ -10,7 +10,7 @@ use super::workers::{Capacity, Workers};
 #[derive(Default)]
 pub(super) struct Schedule {
     needs_plan: bool,
-    /// When a delayed step is due, which a new plan queues.
+    /// When a delayed step is due. A new plan then queues it.
     plan_at: Option<Instant>,
     /// The steps that wait for a worker.
     queues: BTreeMap<Priority, VecDeque<Job>>,

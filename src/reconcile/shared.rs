@@ -1,4 +1,4 @@
-//! What the threads of a reconciler share.
+//! The data that the threads of a reconciler share.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 

@@ -17,7 +17,7 @@ pub(super) struct Tracked {
     pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
     pub(super) path_retry: Option<PathRetry>,
     /// A device of it went away during a step, or changed while a step only asked it.
-    pub(super) dirty: bool,
+    pub(super) needs_refresh: bool,
     /// What the device reported, where sysfs shows something else. Valid until it is
     /// asked again or is gone.
     pub(super) differs: Option<(Condition, String)>,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::engine::{ScsiTransport, ScsiTransports};
 
 /// The pause after the first event, for the events that follow it.
-const MOMENT: Duration = Duration::from_millis(30);
+const COALESCE_DELAY: Duration = Duration::from_millis(30);
 /// The pause before the next refresh while a session is logging in: no event announces that
 /// another process's login ends. It doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -25,7 +25,7 @@ pub(super) struct Transports {
 impl Transports {
     /// Schedules a refresh after a transport came, went or changed.
     pub(super) fn change(&mut self) {
-        let soon = Instant::now() + MOMENT;
+        let soon = Instant::now() + COALESCE_DELAY;
         self.next = Some(self.next.map_or(soon, |next| next.min(soon)));
         self.refreshes = 0;
     }

@@ -25,7 +25,7 @@ pub(super) struct Workers {
     started: usize,
     running: BTreeMap<VolumeId, Running>,
     /// Until when no thread is started, after a start that failed.
-    none_before: Option<Instant>,
+    no_start_before: Option<Instant>,
     /// The thread of the session recovery is wanted and not started.
     lacks_recovery: bool,
 }
@@ -57,7 +57,7 @@ impl Running {
     }
 }
 
-/// How many further steps may begin beside those that run.
+/// How many steps may begin while others run.
 #[derive(Debug)]
 pub(super) struct Capacity {
     threads: usize,
@@ -129,7 +129,7 @@ impl Workers {
     /// Records that no thread could be started. The loop checks again within [`RETRY_SLOW_AFTER`]
     /// while a step waits.
     pub(super) fn note_start_failed(&mut self, now: Instant) {
-        self.none_before = Some(now + RETRY_SLOW_AFTER);
+        self.no_start_before = Some(now + RETRY_SLOW_AFTER);
     }
 
     /// Whether no worker thread could be started so far.
@@ -147,11 +147,11 @@ impl Workers {
 
     /// When to try again to start the thread of the session recovery.
     pub(super) fn next_recovery_start(&self) -> Option<Instant> {
-        self.none_before.filter(|_| self.lacks_recovery)
+        self.no_start_before.filter(|_| self.lacks_recovery)
     }
 
     fn must_wait(&self, now: Instant) -> bool {
-        self.none_before.is_some_and(|at| now < at)
+        self.no_start_before.is_some_and(|at| now < at)
     }
 
     pub(super) fn are_idle(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
@@ -60,7 +60,7 @@ fn write_delete(
     let attribute = device.dir().join("delete");
     let (ours, devices) = (device.clone(), scheduler.devices().clone());
     let hctl = device.hctl();
-    point!(DeleteToWrite);
+    crash_point!(DeleteToWrite);
     let what = format!("the kernel to delete {hctl}");
     let slot = scheduler.on_host(hctl, Stage::Delete, &what, deadline)?;
     let write = move || sysfs::write_if(&devices, &attribute, "1", &|| ours.is_there());
@@ -74,7 +74,7 @@ fn write_delete(
             None
         }
     };
-    point!(DeleteWritten);
+    crash_point!(DeleteWritten);
     Ok(refusal)
 }
 

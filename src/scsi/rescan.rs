@@ -3,7 +3,7 @@
 use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
 use super::state::State;
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
@@ -28,14 +28,14 @@ pub(crate) fn rescan(
     require_running(device)?;
     let attribute = device.dir().join("rescan");
     let (hctl, devices) = (device.hctl(), scheduler.devices().clone());
-    point!(RescanToWrite);
+    crash_point!(RescanToWrite);
     let what = format!("the kernel to rescan {hctl}");
     let slot = scheduler.on_device_isolated(hctl, Stage::Rescan, &what)?;
     let seen = || device.describe();
     slot.run(deadline, seen, move || {
         sysfs::write(&devices, &attribute, "1")
     })?;
-    point!(RescanWritten);
+    crash_point!(RescanWritten);
     require_running(device)
 }
 

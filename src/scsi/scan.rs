@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::call_scheduler::CallScheduler;
 use super::device::ScsiDevice;
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Addressing, Hctl};
@@ -48,7 +48,7 @@ pub(crate) fn scan<H>(
     let line = format!("{channel} {target} {token}");
     tracing::debug!(%line, path = %path.display(), "scan");
     let (state, devices) = (path.with_file_name("state"), roots.devices.clone());
-    point!(ScanToWrite);
+    crash_point!(ScanToWrite);
     let what = format!("host {host} to scan {hctl}");
     let slot = scheduler.on_host(hctl, Stage::Scan, &what, deadline)?;
     let seen = || {
@@ -63,7 +63,7 @@ pub(crate) fn scan<H>(
     };
     let took = slot.run(deadline, seen, write);
     let took = took.map_err(|error| explain(error, hctl))?;
-    point!(ScanWritten);
+    crash_point!(ScanWritten);
     ScsiDevice::find(roots, hctl)?.ok_or_else(|| {
         let timeout = inquiry_timeout(roots);
         if took < timeout {

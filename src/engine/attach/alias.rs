@@ -1,4 +1,5 @@
-//! One unit at two LUNs of one target: which of its devices the attach uses.
+//! A unit may be at two LUNs of one target. This module chooses the device that the attach
+//! uses.
 
 use crate::engine::Engine;
 use crate::engine::attach::scsi_path::ProbedPath;
@@ -15,9 +16,9 @@ impl ProbedPath {
         let Some(name) = self.identity.wwid() else {
             return Ok(None);
         };
-        // A device of this attach gives way to any other: another attach may have returned
-        // the other one, even where its number is higher (the kernel assigns it before it
-        // shows the disk).
+        // Another attach may have returned the other device, so a device of this attach
+        // counts as younger than any other. This holds even if its number is lower: the
+        // kernel assigns the number before it shows the disk.
         let mut first = (self.changed, self.diskseq, self.device.hctl().lun);
         let mut earlier = None;
         let device = &self.device;

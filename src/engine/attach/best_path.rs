@@ -1,4 +1,4 @@
-//! Which path of a unit an attach returns where there is no multipath map.
+//! Chooses the path that an attach returns if there is no multipath map.
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;

@@ -1,4 +1,4 @@
-//! From the paths of a unit to its multipath map.
+//! Finds the multipath map of a unit by its paths.
 
 use std::collections::BTreeMap;
 
@@ -147,7 +147,7 @@ fn search_for_map(
                     {
                         search.why_none = none;
                     }
-                    // The next turn looks at the map itself, whatever multipathd answered.
+                    // The next turn reads the map itself, whatever multipathd answered.
                     continue;
                 }
                 if search.wanted == MapPolicy::Required {
@@ -253,8 +253,8 @@ fn map_of_paths(
     })
 }
 
-/// Calls `tell`, and again where multipathd closed the connection: systemd keeps the
-/// socket of a multipathd that restarts, so the next connection waits for the new process.
+/// Repeats `call` once if multipathd closed the connection. systemd keeps the socket of a
+/// multipathd that restarts, so the next connection waits for the new process.
 fn retry_once_if_restarted<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     call().or_else(|error| match error.kind() {
         ErrorKind::Unreachable => call(),
@@ -286,7 +286,7 @@ impl SearchForMap {
         if let Some(there) = &daemon {
             why_none.0 = ErrorKind::Refused;
             match retry_once_if_restarted(|| Answers::add_paths(there, paths, deadline)) {
-                Ok(said) => answers = said,
+                Ok(received) => answers = received,
                 // A map that is there already needs no daemon.
                 Err(error) if error.kind() == ErrorKind::Unreachable => {
                     why_none = (error.kind(), error.to_string());

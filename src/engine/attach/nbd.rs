@@ -17,7 +17,7 @@ use crate::engine::attach::{AttachRequest, Attachment};
 use crate::engine::call::CallContext;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::backend::{device_of_backend, lock_backend};
-use crate::engine::nbd::receivers::{self, Receives};
+use crate::engine::nbd::receivers::{self, ReceiverCheck};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
 use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, TlsInfo};
@@ -44,8 +44,8 @@ pub(super) fn attach_nbd(
     // Two processes that want the same export get the same device.
     let backend_lock = lock_backend(engine, &backend, call.deadline)?;
     if let Some(device) = device_of_backend(engine, &backend)? {
-        if request.finishing {
-            limit_as_served(&device, uri, call);
+        if request.may_resume {
+            limit_request_length(&device, uri, call);
         }
         return attach_existing_nbd(engine, &device, uri, request, &backend, call);
     }
@@ -62,7 +62,7 @@ pub(super) fn attach_nbd(
 }
 
 /// Connects a device and proves it; `None` if the kernel did not receive over each
-/// connection, so that the device was disconnected again.
+/// connection: the call has then disconnected the device again.
 fn attach_new(
     engine: &Engine,
     uri: &NbdUri,
@@ -77,7 +77,7 @@ fn attach_new(
     let geometry = export.geometry(nbd::page_size()?, request.nbd.block_size)?;
 
     call.enter(Stage::Identify);
-    let first = content::of_all(&connections, uri, deadline)?;
+    let first = content::read_and_compare(&connections, uri, deadline)?;
     let content = first.as_ref().map(|first| first.names.clone());
     content::require_expected(&request.nbd, content.as_deref(), uri)?;
     content::require_known(request, content.as_deref(), uri)?;
@@ -96,7 +96,7 @@ fn attach_new(
     let connected = connect_free(engine, &offer, deadline)?;
     engine
         .nbd_reads
-        .has_new_connection(connected.device.index());
+        .note_new_connection(connected.device.index());
     let mut link = offer.take_link(&connected.device);
     let written = connected.written;
     link.content = first.map(|first| KnownContent { first, written });
@@ -122,13 +122,13 @@ fn prove_new(
     call: &mut CallContext,
 ) -> Result<Option<Attachment>> {
     let (deadline, device) = (call.deadline, &connected.device);
-    let received = device
+    let checked = device
         .limit_requests(offer.export.maximum_payload(), deadline)
-        .and_then(|()| receives(engine, device, &mut link, deadline));
-    let connects_again = matches!(received, Ok(Receives::NotOverEach));
+        .and_then(|()| check_receivers(engine, device, &mut link, deadline));
+    let connects_again = matches!(checked, Ok(ReceiverCheck::NotAllReceive));
     let watch = &mut connected.watch;
-    let proven = received
-        .and_then(|receives| receives.require(device))
+    let proven = checked
+        .and_then(|check| check.require(device))
         .and_then(|()| prove_nbd(engine, device, offer.request, served, watch, call))
         .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
     match proven {
@@ -140,7 +140,7 @@ fn prove_new(
         Err(error) => {
             link.shut_down();
             let end = deadline.for_rollback();
-            match disconnect_again(engine, offer, &mut connected, end) {
+            match rollback_connect(engine, offer, &mut connected, end) {
                 Ok(()) if connects_again && !end.has_passed() => Ok(None),
                 Ok(()) => Err(error),
                 Err(failure) => Err(error.with_last_seen(format!(
@@ -152,9 +152,9 @@ fn prove_new(
     }
 }
 
-/// Disconnects a device that this attach connected, and waits until it is free: it stays
-/// until its last close, which may be that of udev's probe.
-fn disconnect_again(
+/// Disconnects a device that this attach connected, and waits until it is free. The device
+/// stays until its last close, which may be the close of udev's probe.
+fn rollback_connect(
     engine: &Engine,
     offer: &Offer<'_>,
     connected: &mut Connected,
@@ -166,21 +166,21 @@ fn disconnect_again(
     nbd::wait_until_free(roots, index, &mut connected.watch, deadline)
 }
 
-/// Whether the kernel receives over each connection. For a single connection the settling
-/// proves it.
-fn receives(
+/// Whether the kernel receives over each connection. If there is a single connection, the
+/// settling proves this later.
+fn check_receivers(
     engine: &Engine,
     device: &NbdDevice,
     link: &mut Link,
     deadline: Deadline,
-) -> Result<Receives> {
+) -> Result<ReceiverCheck> {
     let connections = link.state().live;
     if connections < 2 {
-        return Ok(Receives::OverEach);
+        return Ok(ReceiverCheck::AllReceive);
     }
     let (reads, roots) = (&engine.nbd_reads, engine.roots());
     let unread_for = || link.unread_for();
-    receivers::look(reads, device, roots, connections, unread_for, deadline)
+    receivers::check(reads, device, roots, connections, unread_for, deadline)
 }
 
 /// Dials as many connections as the request wants and the server takes. Also returns what the
@@ -201,7 +201,7 @@ fn dial_all(
     while connections.len() < wanted && export.can_multi_conn() {
         let next = dial()?;
         if next.export != export {
-            return Err(content::serves_two());
+            return Err(content::exports_differ());
         }
         connections.push(next);
     }
@@ -243,13 +243,13 @@ fn require_healable(uri: &NbdUri, backend: &BackendId, request: &AttachRequest) 
 }
 
 /// Makes the kernel send no request longer than the server takes: the attach that connected
-/// the device may have died before it did that. It does not wait for a server that takes no
-/// second client or does not answer.
-fn limit_as_served(device: &NbdDevice, uri: &NbdUri, call: &mut CallContext) {
-    const PATIENCE: Duration = Duration::from_secs(5);
+/// the device may have died before it did that. The call does not wait for a server that
+/// takes no second client or does not answer.
+fn limit_request_length(device: &NbdDevice, uri: &NbdUri, call: &mut CallContext) {
+    const SERVER_LIMIT: Duration = Duration::from_secs(5);
     let deadline = call.deadline;
     call.enter(Stage::Dial);
-    let limit = deadline.at_most(PATIENCE.min(deadline.remaining() / 4));
+    let limit = deadline.at_most(SERVER_LIMIT.min(deadline.remaining() / 4));
     let limited = nbd::dial(uri, limit)
         .and_then(|server| device.limit_requests(server.export.maximum_payload(), deadline));
     if let Err(error) = limited {

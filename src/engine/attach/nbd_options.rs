@@ -144,10 +144,10 @@ impl NbdOptions {
     pub(in crate::engine) fn timeouts(&self) -> Timeouts {
         const REQUEST: Duration = Duration::from_secs(30);
         const DEAD_CONNECTION: Duration = Duration::from_secs(300);
-        let said = self.timeouts;
+        let given = self.timeouts;
         Timeouts {
-            request: said.request.unwrap_or(REQUEST),
-            dead_connection: said.dead_connection.unwrap_or(DEAD_CONNECTION),
+            request: given.request.unwrap_or(REQUEST),
+            dead_connection: given.dead_connection.unwrap_or(DEAD_CONNECTION),
         }
     }
 

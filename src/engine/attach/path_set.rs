@@ -178,7 +178,7 @@ pub(super) fn require_paths(
 /// Where the routes of an attach lead.
 pub(super) struct RoutedPaths {
     /// The addresses, each once: two sources may name the same path.
-    pub(super) ways: Vec<(RouteKind, Hctl)>,
+    pub(super) paths: Vec<(RouteKind, Hctl)>,
     pub(super) missing: Vec<MissingPath>,
     /// The most severe reason of a login that failed.
     pub(super) cause: Option<Error>,
@@ -190,14 +190,14 @@ impl RoutedPaths {
     pub(super) fn of(routes: Vec<RouteAttempt>) -> Result<Self> {
         let alone = routes.len() == 1;
         let mut all = Self {
-            ways: Vec::new(),
+            paths: Vec::new(),
             missing: Vec::new(),
             cause: None,
         };
         for (Route { via, address }, why_no_session) in routes {
             match (address, why_no_session) {
-                (Ok(hctl), _) if all.ways.iter().any(|(_, known)| *known == hctl) => {}
-                (Ok(hctl), _) => all.ways.push((via, hctl)),
+                (Ok(hctl), _) if all.paths.iter().any(|(_, known)| *known == hctl) => {}
+                (Ok(hctl), _) => all.paths.push((via, hctl)),
                 (Err(_), Some(error)) if alone => return Err(error),
                 (Err(_), Some(error)) => {
                     all.missing.push(MissingPath::new(via, &error));

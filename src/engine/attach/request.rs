@@ -22,8 +22,9 @@ pub struct AttachRequest {
     pub(in crate::engine) nbd: NbdOptions,
     pub(in crate::engine) log_in: Option<SessionOptions>,
     pub(in crate::engine) claim: Option<UnitClaim>,
-    /// A device may be there already from an interrupted attach of the same volume.
-    pub(in crate::engine) finishing: bool,
+    /// An interrupted attach of the same volume may have left a device, which this attach
+    /// resumes.
+    pub(in crate::engine) may_resume: bool,
     /// The journal had the volume, from this source, before this attach.
     pub(in crate::engine) is_recorded: bool,
     /// The content that the journal recorded for the volume; `None` where that is not known.
@@ -43,7 +44,7 @@ impl AttachRequest {
             nbd: NbdOptions::default(),
             log_in: None,
             claim: None,
-            finishing: false,
+            may_resume: false,
             is_recorded: false,
             known_content: None,
             observer: None,
@@ -118,8 +119,8 @@ impl AttachRequest {
     }
 }
 
-/// Called with the names of a SCSI unit before the attach returns it. A refusal makes the attach
-/// remove what it brought.
+/// Called with the names of a SCSI unit before the attach returns it. If the call refuses the unit,
+/// the attach removes the devices that it added.
 #[derive(Clone)]
 pub(in crate::engine) struct UnitClaim(pub(in crate::engine) Arc<ClaimUnit>);
 

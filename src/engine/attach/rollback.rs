@@ -25,11 +25,11 @@ pub(in crate::engine) fn device(
     match remove(engine, device, watch, call) {
         Ok(()) => error,
         Err(failure) => {
-            let stands = format!(
+            let state = format!(
                 "the rollback could not remove the device {}: {failure}",
                 device.hctl()
             );
-            error.with_last_seen(stands)
+            error.with_last_seen(state)
         }
     }
 }
@@ -46,7 +46,7 @@ fn remove(
     let daemon = Daemon::find(engine.roots())?;
     let mut pauses = Backoff::for_other_process();
     let mut above = None;
-    let mut unseen = false;
+    let mut was_unseen = false;
     loop {
         let disk = device.disk()?;
         let map = disk.as_ref().map(Map::of_path).transpose()?.flatten();
@@ -64,7 +64,8 @@ fn remove(
         let is_temporary = !deadline.has_passed()
             && match error.kind() {
                 ErrorKind::InUse => {
-                    may_let_go(engine, disk.as_ref(), &mut unseen, deadline)? && daemon.is_some()
+                    may_be_released(engine, disk.as_ref(), &mut was_unseen, deadline)?
+                        && daemon.is_some()
                 }
                 // Another process removes the device: the next turn waits for that, or finds
                 // it gone. A failed flush is never retried: the kernel has dropped the dirty
@@ -89,11 +90,12 @@ fn remove(
 }
 
 /// Whether the users of a device that is in use may release it by themselves. They may have
-/// released it since, so one turn without a user counts; `unseen` says that there was one.
-fn may_let_go(
+/// released it already, so the first turn without a visible user counts as a release. `was_unseen`
+/// says that there was such a turn.
+fn may_be_released(
     engine: &Engine,
     disk: Option<&BlockDevice>,
-    unseen: &mut bool,
+    was_unseen: &mut bool,
     deadline: Deadline,
 ) -> Result<bool> {
     let map = disk.map(Map::of_path).transpose()?.flatten();
@@ -101,10 +103,12 @@ fn may_let_go(
         Some(disk) => users_of(engine, disk, Extent::All, deadline)?,
         None => Users::default(),
     };
-    Ok(match users.judge(engine.roots(), Removal::FlushedDisk) {
-        _ if map.is_some() => true,
-        Usage::Busy(_) => false,
-        Usage::Transient if users.has_stacked() => true,
-        _ => !std::mem::replace(unseen, true),
-    })
+    Ok(
+        match users.usage_for(engine.roots(), Removal::FlushedDisk) {
+            _ if map.is_some() => true,
+            Usage::Busy(_) => false,
+            Usage::Transient if users.has_stacked() => true,
+            _ => !std::mem::replace(was_unseen, true),
+        },
+    )
 }

@@ -61,18 +61,18 @@ fn attach_over(
     call: &mut CallContext,
 ) -> Result<Attachment> {
     let RoutedPaths {
-        ways,
+        paths,
         mut missing,
         cause,
     } = RoutedPaths::of(routes)?;
-    let mut cause = require_paths(request, ways.len(), &missing, cause).map(|()| None)?;
+    let mut cause = require_paths(request, paths.len(), &missing, cause).map(|()| None)?;
 
     call.enter(Stage::Lock);
-    let addresses = ways.iter().map(|(_, hctl)| *hctl).collect();
+    let addresses = paths.iter().map(|(_, hctl)| *hctl).collect();
     let _locks = lock_addresses(engine, addresses, call.deadline)?;
-    let alone = ways.len() == 1 && missing.is_empty();
+    let alone = paths.len() == 1 && missing.is_empty();
     let mut unit = PathSet::default();
-    for path in probe_paths(engine, ways, request, call) {
+    for path in probe_paths(engine, paths, request, call) {
         match path {
             Ok(path) => unit.paths.push(path),
             Err(PathFailure { error, .. }) if alone && error.kind() != ErrorKind::TooFewPaths => {
@@ -144,7 +144,7 @@ fn finish_attach(
     }
     for path in &unit.paths {
         if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {
-            first.keep(&path.identity)?;
+            first.write_if_absent(&path.identity)?;
         }
     }
     if unit.paths.iter().any(|path| path.changed) {

@@ -68,17 +68,17 @@ impl FoundDisk {
     }
 }
 
-/// A path that the attach could not bring.
+/// A path that the attach could not probe.
 pub(in crate::engine) struct PathFailure {
     pub(in crate::engine) via: RouteKind,
     pub(in crate::engine) error: Error,
 }
 
-/// Probes all of `ways` at once. Several ways run on a thread each, so that no host
-/// waits for another; the slowest path's stages count.
+/// Probes all paths at once. Each of several paths runs on its own thread, so that no host
+/// waits for another. The stages of the slowest path count.
 pub(super) fn probe_paths(
     engine: &Engine,
-    ways: Vec<(RouteKind, Hctl)>,
+    paths: Vec<(RouteKind, Hctl)>,
     request: &AttachRequest,
     call: &mut CallContext,
 ) -> Vec<Result<ProbedPath, PathFailure>> {
@@ -87,15 +87,18 @@ pub(super) fn probe_paths(
         probed.map_err(|error| PathFailure { via, error })
     };
     let parts = call.parts();
-    if let [_] = *ways {
-        return ways.into_iter().map(|way| probe_path(way, call)).collect();
+    if let [_] = *paths {
+        return paths
+            .into_iter()
+            .map(|path| probe_path(path, call))
+            .collect();
     }
     // A path that does not succeed in half of the time leaves the rest to the others.
     let limit = call.deadline.half();
-    let vias: Vec<RouteKind> = ways.iter().map(|(via, _)| via.clone()).collect();
-    let done = pool::each(Stage::Probe, ways, |way| {
+    let vias: Vec<RouteKind> = paths.iter().map(|(via, _)| via.clone()).collect();
+    let done = pool::each(Stage::Probe, paths, |path| {
         let mut own = parts.part(limit);
-        let probed = probe_path(way, &mut own);
+        let probed = probe_path(path, &mut own);
         (probed, own.into_timings())
     });
     let joined = vias.into_iter().zip(done).map(|(via, one)| {
@@ -181,7 +184,7 @@ fn require_usable(
     call: &mut CallContext,
 ) -> Result<()> {
     tracing::Span::current().record("disk", found.disk.name());
-    expect(request, device.hctl(), found)?;
+    require_expected(request, device.hctl(), found)?;
     wait_for_transition(engine, device, found, request, call.deadline)?;
     ensure_size(engine, device, found, call)
 }
@@ -208,10 +211,10 @@ fn identify(
     })
 }
 
-/// Waits for the end of a transition between ALUA access states. During it the unit
-/// serves no I/O, so udev's probe of the disk would take the caller's time. Where a
-/// map is possible, multipathd reads the states, and this call asks only a unit that
-/// the kernel has seen in transition.
+/// Waits for the end of a transition between ALUA access states. During it the unit serves
+/// no I/O, so udev's probe of the disk would take the caller's time. If there may be a map,
+/// multipathd reads the states, and this call asks a unit only if the kernel has seen it in
+/// transition.
 fn wait_for_transition(
     engine: &Engine,
     device: &ScsiDevice,
@@ -336,7 +339,7 @@ fn name_in(link: &str) -> Option<Wwid> {
     typed.then(|| serial.parse().ok()).flatten()
 }
 
-fn expect(request: &AttachRequest, hctl: Hctl, found: &FoundDisk) -> Result<()> {
+fn require_expected(request: &AttachRequest, hctl: Hctl, found: &FoundDisk) -> Result<()> {
     match &request.expected {
         Some(expected) if !found.identity.is(expected) => {
             Err(mismatch(expected, &hctl.to_string(), &found.identity))
@@ -345,7 +348,7 @@ fn expect(request: &AttachRequest, hctl: Hctl, found: &FoundDisk) -> Result<()> 
     }
 }
 
-/// The error for a stale device that was not removed.
+/// The error if the attach did not remove a stale device.
 fn stale_not_replaced(error: &Error, was: &str, hctl: Hctl, found: &FoundDisk) -> Error {
     let (name, now) = (found.disk.name(), &found.identity);
     let message = format!(

@@ -17,7 +17,8 @@ pub(super) fn settle_disk(
     let proof = uevent::settle(watch, mode, roots, disk.dir(), deadline)?;
     for partition in disk.partitions()? {
         match uevent::settle(watch, mode, roots, partition.dir(), deadline) {
-            // A process rereads the partition table, which is no failure of the attach.
+            // Another process rereads the partition table. That is no failure of the
+            // attach.
             Err(error) if error.kind() == ErrorKind::Vanished => {}
             result => drop(result?),
         }

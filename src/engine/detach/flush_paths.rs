@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::engine::detach::foreign_unit::replaced;
+use crate::engine::detach::foreign_unit::flush_if_replaced;
 use crate::engine::detach::receipt::{Flush, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::engine::usage::claim::{write_back, write_back_below_map};
@@ -26,14 +26,14 @@ impl DetachRun<'_> {
                 entry.flush = Some(flush);
             }
         }
-        self.flush_over_another(claimed, deadline)
+        self.flush_over_another_path(claimed, deadline)
     }
 
     pub(super) fn flush(&self, one: &ClaimedPath, deadline: Deadline) -> Result<Flush> {
         let (Some(claim), Some(disk)) = (&one.claim, &one.path.disk) else {
             return Ok(Flush::NoDisk);
         };
-        if let Some(replaced) = replaced(&one.path) {
+        if let Some(replaced) = flush_if_replaced(&one.path) {
             return Ok(replaced);
         }
         if !one.in_map {
@@ -54,7 +54,11 @@ impl DetachRun<'_> {
     ///
     /// # Errors
     /// `NotReady` where no other path flushes it; those of a flush.
-    fn flush_over_another(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
+    fn flush_over_another_path(
+        &mut self,
+        claimed: &[ClaimedPath],
+        deadline: Deadline,
+    ) -> Result<()> {
         let refused = |path: &PathReceipt| match &path.flush {
             Some(Flush::PagesWritten(why)) if !path.gone => Some((path.hctl, why.clone())),
             _ => None,

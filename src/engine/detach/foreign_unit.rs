@@ -11,8 +11,8 @@ use crate::multipath::Map;
 use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
 
 impl DetachRun<'_> {
-    /// Keeps a path as replaced for the whole detach once another unit has answered there:
-    /// a path that does not answer the next time must not be written to.
+    /// Once another unit has answered at a path, the path counts as replaced for the whole
+    /// detach. Nothing may be written to the path even if it does not answer the next time.
     pub(super) fn keep_as_replaced(&mut self, paths: &mut [KnownPath]) {
         for path in paths {
             let known = self.replaced.iter().find(|(it, _)| *it == path.device);
@@ -131,8 +131,8 @@ pub(super) fn refuse_map_of_another(
     Ok(())
 }
 
-/// The result in place of a flush where another unit answers.
-pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
+/// The result in place of a flush if another unit answers at the path.
+pub(in crate::engine) fn flush_if_replaced(path: &KnownPath) -> Option<Flush> {
     let PathIdentity::Replaced { now, .. } = &path.identity_now else {
         return None;
     };
@@ -140,10 +140,11 @@ pub(in crate::engine) fn replaced(path: &KnownPath) -> Option<Flush> {
     Some(Flush::Replaced(format!("{now} answers at {hctl} now")))
 }
 
-/// The same for a map with the disks `below`.
-pub(super) fn replaced_below(paths: &[KnownPath], below: &[BlockDevice]) -> Option<Flush> {
+/// The result in place of a flush if another unit answers at one of the disks `below` a
+/// map.
+pub(super) fn flush_if_replaced_below(paths: &[KnownPath], below: &[BlockDevice]) -> Option<Flush> {
     let is_below = |path: &&KnownPath| path.disk.as_ref().is_some_and(|it| below.contains(it));
-    paths.iter().filter(is_below).find_map(replaced)
+    paths.iter().filter(is_below).find_map(flush_if_replaced)
 }
 
 #[cfg(test)]
@@ -199,14 +200,14 @@ mod tests {
         let mut paths =
             [("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")].map(|(hctl, disk)| path(&roots, hctl, disk));
         let below: Vec<_> = paths.iter().filter_map(|path| path.disk.clone()).collect();
-        assert_eq!(replaced_below(&paths, &below), None);
+        assert_eq!(flush_if_replaced_below(&paths, &below), None);
         let (was, now) = (Identity::default(), Identity::default());
         paths[1].identity_now = PathIdentity::Replaced { was, now };
-        let Some(Flush::Replaced(why)) = replaced_below(&paths, &below) else {
+        let Some(Flush::Replaced(why)) = flush_if_replaced_below(&paths, &below) else {
             panic!("it would be flushed");
         };
         assert!(why.contains("answers at 2:0:0:4 now"), "{why}");
-        assert_eq!(replaced_below(&paths, &below[..1]), None);
+        assert_eq!(flush_if_replaced_below(&paths, &below[..1]), None);
     }
 
     #[test]

@@ -37,8 +37,8 @@ pub(super) fn detach_nbd_backend(
     }))
 }
 
-/// Refuses where the kernel stores no backend ids and an NBD device is connected:
-/// there a missing id proves nothing.
+/// Refuses the detach if the kernel stores no backend ids and an NBD device is connected. A
+/// missing id then proves nothing.
 fn require_ids(engine: &Engine) -> Result<()> {
     if machine::kernel_version(engine.roots()).is_ok_and(|version| version >= (5, 14)) {
         return Ok(());
@@ -151,7 +151,7 @@ fn lock_connected(
     let lock = DeviceLock::take(engine.roots(), &index.name(), deadline)?;
     let connected_by_now = device.pid()?;
     if connected_by_now.is_none() {
-        // This link is left of a disconnect whose end no caller saw.
+        // An earlier disconnect, whose end no caller saw, has left this link.
         engine.links.lock().remove(&index);
         return Ok(None);
     }

@@ -1,4 +1,5 @@
-//! The evidence of a detach: may the array take the volume away?
+//! The evidence that a detach leaves, by which the caller decides whether the array may
+//! unmap the volume.
 
 use std::fmt;
 use std::ops::Deref;

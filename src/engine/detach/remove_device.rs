@@ -32,8 +32,8 @@ pub(in crate::engine) fn remove_device(
     Ok(claimed.flush)
 }
 
-/// Removes the stale device at an address where the unit `now` answers. Not a byte is
-/// written, so the call refuses while any process has the device open.
+/// Removes the stale device at an address where the unit `now` answers. The call writes
+/// nothing to the device, so it refuses while any process has the device open.
 pub(in crate::engine) fn remove_replaced(
     engine: &Engine,
     device: &ScsiDevice,

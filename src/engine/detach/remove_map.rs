@@ -16,8 +16,7 @@ use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
 use crate::uevent::{self, Watch};
 
-/// How often a map is looked at while its flush runs; each path failure wakes the call as
-/// well.
+/// The interval between two reads of a map's status while its flush runs.
 const MAP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Claims the map, flushes it, and removes it with the maps of its partitions.
@@ -41,8 +40,8 @@ pub(super) fn remove_map(
     let (daemon, request, replaced) = run;
     let policy = request.flush_policy;
     let abandon = policy == FlushPolicy::Abandon;
-    let of_parts = replaced.is_none().then_some(policy);
-    remove_partition_maps(engine, map, of_parts, watch, receipt, call)?;
+    let partition_policy = replaced.is_none().then_some(policy);
+    remove_partition_maps(engine, map, partition_policy, watch, receipt, call)?;
     call.enter(Stage::Claim);
     let claim = claim_disk(engine, map.disk(), policy, watch, deadline)?;
     let flushed = if let Some(replaced) = replaced {
@@ -74,9 +73,9 @@ pub(super) fn remove_map(
     Ok(())
 }
 
-/// Removes the maps of the map's partitions, after each of them is claimed and
-/// flushed; without a `policy` nothing is written to them. Their pages are their own, and
-/// the flush of the map does not write them. So `receipt` gets the outcome of a flush that
+/// Removes the maps of the map's partitions, after each of them is claimed and flushed;
+/// without a `policy` nothing is written to them. Each partition map has its own pages,
+/// which the flush of the map does not write. So `receipt` gets the outcome of a flush that
 /// was not done.
 fn remove_partition_maps(
     engine: &Engine,
@@ -94,8 +93,8 @@ fn remove_partition_maps(
     let mut claimed = Vec::new();
     for part in parts {
         call.enter(Stage::Claim);
-        let of_claim = policy.unwrap_or(FlushPolicy::Require);
-        let claim = claim_disk(engine, part.disk(), of_claim, watch, deadline)?;
+        let claim_policy = policy.unwrap_or(FlushPolicy::Require);
+        let claim = claim_disk(engine, part.disk(), claim_policy, watch, deadline)?;
         if let Some(policy) = policy {
             call.enter(Stage::Flush);
             let flush = write_back(engine, &claim, part.disk(), policy, deadline)?;
@@ -163,7 +162,7 @@ fn write_map_back(
     };
     let mark = FailedFlush::of(engine.roots(), map.disk())?;
     if let Some(earlier) = mark.read()? {
-        return Err(failed_flush::refuse(map.disk(), &earlier));
+        return Err(failed_flush::lost_data_error(map.disk(), &earlier));
     }
     let (file, disk, roots) = (file.clone(), map.disk().clone(), engine.roots().clone());
     let flush = move || claim::flush(&roots, file, &disk, &mark);
@@ -291,7 +290,7 @@ fn has_only_transient_users(engine: &Engine, map: &Map, deadline: Deadline) -> R
         beside_own_flush: false,
     };
     Ok(!matches!(
-        users.judge(engine.roots(), removal),
+        users.usage_for(engine.roots(), removal),
         Usage::Busy(_)
     ))
 }
@@ -329,7 +328,7 @@ fn delete_map(
 
 fn name_holders(engine: &Engine, map: &Map, error: Error, deadline: Deadline) -> Error {
     match users_of(engine, map.disk(), Extent::All, deadline) {
-        Ok(users) => usage::refuse(map.disk(), &users.found).caused_by(error),
+        Ok(users) => usage::in_use_error(map.disk(), &users.found).caused_by(error),
         Err(_) => error,
     }
 }

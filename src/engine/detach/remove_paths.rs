@@ -4,7 +4,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::foreign_unit::{
-    refuse_map_of_another, refuse_maps_of_others, replaced_below,
+    flush_if_replaced_below, refuse_map_of_another, refuse_maps_of_others,
 };
 use crate::engine::detach::receipt::{Flush, MapReceipt};
 use crate::engine::detach::remove_device::{delete_disk, delete_diskless};
@@ -45,7 +45,7 @@ impl DetachRun<'_> {
             refuse_map_of_another(&map, &paths, &below)?;
             self.refuse_other_units_below(&map, &paths, &below, deadline)?;
             self.refuse_failed_flush_below(&paths, &below)?;
-            let replaced = replaced_below(&paths, &below);
+            let replaced = flush_if_replaced_below(&paths, &below);
             call.enter(Stage::Claim);
             self.check_and_remove_map(&map, (replaced, &below), call)?;
             self.mark_in_map(&paths, &below);
@@ -183,7 +183,7 @@ impl DetachRun<'_> {
         let disks = paths.iter().filter_map(|path| path.disk.as_ref());
         for disk in disks.filter(|disk| below.contains(disk)) {
             if let Some(earlier) = FailedFlush::read_of(self.engine.roots(), disk)? {
-                return Err(failed_flush::refuse(disk, &earlier));
+                return Err(failed_flush::lost_data_error(disk, &earlier));
             }
         }
         Ok(())
@@ -229,8 +229,8 @@ impl DetachRun<'_> {
             if let Some(entry) = self.entry(&device) {
                 entry.gone = !device.is_there();
                 // Its disk has appeared, and data written to it is not flushed.
-                let has_come = |error: &Error| error.kind() == ErrorKind::Vanished;
-                if entry.flush == Some(Flush::NoDisk) && result.as_ref().is_err_and(has_come) {
+                let has_appeared = |error: &Error| error.kind() == ErrorKind::Vanished;
+                if entry.flush == Some(Flush::NoDisk) && result.as_ref().is_err_and(has_appeared) {
                     entry.flush = None;
                 }
             }

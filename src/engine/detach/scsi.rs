@@ -10,7 +10,7 @@ use crate::engine::detach::receipt::{DetachFailure, PathReceipt, Receipt};
 use crate::engine::detach::resolve::ResolvedUnit;
 use crate::engine::detach::run::DetachRun;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
-use crate::engine::unit::place::{lookalikes, may_be_one_unit, refuse_weak_name};
+use crate::engine::unit::place::{lookalikes, may_be_one_unit, weak_name_error};
 use crate::engine::unit::{KnownPath, devices_named, lock_unit, mismatch, paths_of};
 use crate::engine::usage::claim::FlushPolicy;
 use crate::engine::usage::failed_flush::{self, LossMarks};
@@ -19,8 +19,8 @@ use crate::id::{Addressing, Hctl, Lun, Wwid};
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 
-/// Detaches the unit with all its paths, and then what outlived scans bring: a path
-/// that hangs holds up no other.
+/// Detaches the unit with all its paths, and then the devices that scans bring afterwards.
+/// A path that hangs does not delay the others.
 pub(super) fn detach_scsi(
     engine: &Engine,
     resolved: &ResolvedUnit,
@@ -29,10 +29,11 @@ pub(super) fn detach_scsi(
 ) -> Result<Detachment, DetachFailure> {
     call.enter(Stage::Lock);
     let _locks = lock_addresses(engine, resolved.locked_addresses(), call.deadline)?;
-    // This looks first: the devices of a scan that has ended by then are found below.
-    let may_come = are_scanned(engine, &resolved.addresses)?;
+    // The call checks for scans first: `detach_present` finds the devices of a scan that
+    // has ended by then.
+    let is_scanned = are_scanned(engine, &resolved.addresses)?;
     let done = detach_present(engine, resolved, request, call)?;
-    if !may_come {
+    if !is_scanned {
         return Ok(done);
     }
     call.enter(Stage::Lock);
@@ -82,7 +83,8 @@ fn detach_present(
         holder_vanished: false,
         replaced: Vec::new(),
     };
-    // All enter the receipt: this call does not flush a path that another process removes.
+    // The receipt lists all paths, even one that another process removes and that this call
+    // does not flush.
     for path in &known {
         run.add_to_receipt(path)?;
     }
@@ -132,7 +134,7 @@ pub(in crate::engine) fn named_devices(
         Some(name) if resolved.name.is_some() => {
             let devices = devices_named(engine, name)?;
             if !devices.is_empty() {
-                return Err(refuse_weak_name(name, &devices));
+                return Err(weak_name_error(name, &devices));
             }
         }
         _ => {}

@@ -21,9 +21,9 @@ impl DetachRun<'_> {
             (Some(Stage::Claim), ErrorKind::Quarantined) => self.timed_out,
             (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => {
                 match self.only_transient_users(deadline) {
-                    Some(passes) => {
+                    Some(is_transient) => {
                         self.holder_vanished = false;
-                        passes
+                        is_transient
                     }
                     // The holder has released the device since, or cannot be seen at all.
                     None => !std::mem::replace(&mut self.holder_vanished, true),
@@ -59,14 +59,14 @@ impl DetachRun<'_> {
             let removal = Removal::Map {
                 beside_own_flush: false,
             };
-            let mut one_goes = false;
+            let mut has_stacked = false;
             for users in all {
-                if let Usage::Busy(_) = users.judge(roots, removal) {
+                if let Usage::Busy(_) = users.usage_for(roots, removal) {
                     return Ok(Some(false));
                 }
-                one_goes |= users.has_stacked();
+                has_stacked |= users.has_stacked();
             }
-            Ok::<_, Error>(one_goes.then_some(true))
+            Ok::<_, Error>(has_stacked.then_some(true))
         };
         look().unwrap_or(Some(false))
     }

@@ -11,7 +11,7 @@ use crate::multipath::Daemon;
 use crate::scsi::ScsiDevice;
 
 /// How long to wait for devices that other processes are removing and whose unit is
-/// unknown. A host that hangs must not hold up the others.
+/// unknown. A host that hangs must not delay the others.
 const REMOVALS_LIMIT: Duration = Duration::from_secs(2);
 
 impl DetachRun<'_> {

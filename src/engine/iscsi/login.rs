@@ -54,7 +54,7 @@ pub(in crate::engine) fn routes_with_sessions(
     call: &mut CallContext,
 ) -> Result<(Vec<RouteAttempt>, Sessions)> {
     let mut sessions = Sessions::default();
-    match routes_over(engine, request, &mut sessions, call) {
+    match routes_after_login(engine, request, &mut sessions, call) {
         Ok(routes) => Ok((routes, sessions)),
         Err(error) => {
             sessions.rollback(engine.roots(), call.deadline.for_rollback());
@@ -63,7 +63,7 @@ pub(in crate::engine) fn routes_with_sessions(
     }
 }
 
-fn routes_over(
+fn routes_after_login(
     engine: &Engine,
     request: &AttachRequest,
     sessions: &mut Sessions,
@@ -117,7 +117,7 @@ fn candidates<'a>(engine: &Engine, request: &'a AttachRequest) -> Result<Vec<Tar
             Source::Iscsi(uri) => Some(uri.target()),
             _ => None,
         };
-        let routes = routes_as(engine, source, initiator)?.into_iter();
+        let routes = routes_of_initiator(engine, source, initiator)?.into_iter();
         candidates.extend(routes.map(|route| TargetRoute { target, route }));
     }
     Ok(candidates)
@@ -125,7 +125,7 @@ fn candidates<'a>(engine: &Engine, request: &'a AttachRequest) -> Result<Vec<Tar
 
 /// The routes of the source; with `initiator`, only over that initiator's sessions,
 /// since an array may show its units to one initiator and not to another.
-pub(in crate::engine) fn routes_as(
+pub(in crate::engine) fn routes_of_initiator(
     engine: &Engine,
     source: &Source,
     initiator: Option<&Iqn>,
@@ -174,7 +174,7 @@ fn share_all(
     deadline: Deadline,
 ) -> Result<bool> {
     let roots = engine.roots();
-    sessions.shares.clear();
+    sessions.shared_locks.clear();
     sessions.used.clear();
     let mut all_logged_in = true;
     for TargetRoute { route, .. } in candidates {
@@ -187,7 +187,7 @@ fn share_all(
                 if shared.is_some() && request.log_in.is_some() {
                     sessions.used.push(session.clone());
                 }
-                sessions.shares.extend(shared);
+                sessions.shared_locks.extend(shared);
                 let state = session.state()?;
                 all_logged_in &= state.as_deref() == Some(IscsiSession::LOGGED_IN);
             }

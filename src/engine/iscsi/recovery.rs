@@ -79,7 +79,7 @@ pub struct SessionRecovery {
     attempt_sender: Sender<AttemptDone>,
     attempts: Receiver<AttemptDone>,
     recoveries: BTreeMap<SessionId, RecoveryState>,
-    known: BTreeMap<SessionId, Known>,
+    known: BTreeMap<SessionId, KnownSession>,
     next_scan: Instant,
     /// The next scan also sets the offline devices of logged-in sessions to running.
     sets_devices_running: bool,
@@ -87,7 +87,7 @@ pub struct SessionRecovery {
 
 /// The data of one of lunbd's sessions that were read while it was logged in.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownSession {
     digests: Option<Digests>,
     recovered: Option<Instant>,
     /// The target asked for no login before this.

@@ -3,8 +3,8 @@
 //!
 //! An attach shares a session's lock from before its scan until its devices are there; a
 //! process that ends the session takes the lock exclusively and looks for devices under it.
-//! So no session ends during a scan, and of two detaches the one that deletes the last
-//! device sees that none is left.
+//! So no session ends during a scan. Of two detaches, the one that deletes the last device
+//! sees that no device is left.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(super) fn login_lock_name(name: &SessionName) -> String {
 }
 
 /// Called with a login lock that was just taken. If its last holder died during a login,
-/// that holder may have left a session without names, which no lookup finds: this call ends
+/// that holder may have left a session without names, which no lookup finds. This call ends
 /// such sessions first.
 pub(super) fn destroy_abandoned(
     roots: &Roots,
@@ -128,7 +128,7 @@ fn end_unless(
     if !session.is_there() || !session.is_lunbd_owned()? || is_used()? {
         return Ok(false);
     }
-    let _alone = match DeviceLock::take(roots, &lock_name(session.id()), lock_deadline) {
+    let _exclusive_lock = match DeviceLock::take(roots, &lock_name(session.id()), lock_deadline) {
         // An attach keeps using the session.
         Err(error) if error.kind().is_timeout_or_cancel() => {
             tracing::info!(session = %session.id(), %error, "the session stays: another call uses it");

@@ -109,18 +109,18 @@ impl SpecConflict {
 
 /// What cannot be changed in place; `None` if an attach can change all that differs.
 pub(crate) fn must_be_detached_first(
-    standing: AttachedSpec<'_>,
+    attached: AttachedSpec<'_>,
     wanted: &VolumeSpec,
 ) -> Option<SpecConflict> {
-    let is = standing.spec;
+    let is = attached.spec;
     let shared = |source| is.sources.contains(source);
     if !wanted.sources.iter().any(shared) {
-        let (from, to) = (spelt(is), spelt(wanted));
+        let (from, to) = (describe_sources(is), describe_sources(wanted));
         let why = format!("it is attached from {from} and wanted from {to}");
         return Some(SpecConflict::in_use(why));
     }
     if let (Some(is), Some(wanted)) = (&is.nbd, &wanted.nbd) {
-        return nbd_bar(is, wanted, standing.nbd_index).map(SpecConflict::in_use);
+        return nbd_conflict(is, wanted, attached.nbd_index).map(SpecConflict::in_use);
     }
     if let (Some(is), Some(wanted)) = (&is.log_in, &wanted.log_in)
         && is.initiator != wanted.initiator
@@ -129,7 +129,7 @@ pub(crate) fn must_be_detached_first(
         let why = format!("it is logged in to as {is} and wanted as {wanted}");
         return Some(SpecConflict::in_use(why));
     }
-    let mut names: Vec<&Wwid> = standing.names.iter().collect();
+    let mut names: Vec<&Wwid> = attached.names.iter().collect();
     if names.is_empty() {
         names.extend(&is.expect);
     }
@@ -145,7 +145,7 @@ pub(crate) fn must_be_detached_first(
     })
 }
 
-fn nbd_bar(is: &NbdSpec, wanted: &NbdSpec, index: Option<NbdIndex>) -> Option<String> {
+fn nbd_conflict(is: &NbdSpec, wanted: &NbdSpec, index: Option<NbdIndex>) -> Option<String> {
     if is.backend != wanted.backend {
         let (is, wanted) = (&is.backend, &wanted.backend);
         return Some(format!("its backend id is {is} and wanted to be {wanted}"));
@@ -177,24 +177,24 @@ fn nbd_bar(is: &NbdSpec, wanted: &NbdSpec, index: Option<NbdIndex>) -> Option<St
 /// # Errors
 /// `InUse` if the volume must be detached before it can be attached as wanted;
 /// `IdentityMismatch` if it is known as another unit than the expected one.
-pub(super) fn with_itself(known: &Record, wanted: &VolumeSpec) -> Result<()> {
+pub(super) fn refuse_spec_change(known: &Record, wanted: &VolumeSpec) -> Result<()> {
     let names = known.outcome.as_ref().map(|outcome| &*outcome.names);
-    let standing = AttachedSpec {
+    let attached = AttachedSpec {
         spec: &known.spec,
         names: names.unwrap_or_default(),
         // The attach asks the kernel for the present index.
         nbd_index: None,
     };
-    let Some(bar) = must_be_detached_first(standing, wanted) else {
+    let Some(conflict) = must_be_detached_first(attached, wanted) else {
         return Ok(());
     };
-    let message = format!("volume {}: {}: detach it first", known.volume, bar.why);
-    Err(refusal(bar.kind, message))
+    let message = format!("volume {}: {}: detach it first", known.volume, conflict.why);
+    Err(refusal(conflict.kind, message))
 }
 
 /// # Errors
 /// `InUse` if `wanted` names a source, a backend id or a unit that `other` claims.
-pub(super) fn with_another(
+pub(super) fn refuse_shared_claim(
     volume: &VolumeId,
     wanted: &VolumeSpec,
     other: Reservation<'_>,
@@ -226,7 +226,7 @@ pub(super) fn with_another(
 
 /// # Errors
 /// `IdentityMismatch` if the volume was another unit than the one that was found.
-pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
+pub(super) fn refuse_other_unit(known: &Record, found: &Identity) -> Result<()> {
     let own = Reservation::of(known);
     if own.names.is_empty() || own.may_own(found) {
         return Ok(());
@@ -239,7 +239,7 @@ pub(super) fn with_own_unit(known: &Record, found: &Identity) -> Result<()> {
 
 /// # Errors
 /// `InUse` if the unit that was found belongs to `other`.
-pub(super) fn with_unit(
+pub(super) fn refuse_shared_unit(
     volume: &VolumeId,
     (found, places): (&Identity, &[PathPlace]),
     other: Reservation<'_>,
@@ -255,7 +255,7 @@ pub(super) fn with_unit(
     Err(refusal(ErrorKind::InUse, message))
 }
 
-fn spelt(spec: &VolumeSpec) -> String {
+fn describe_sources(spec: &VolumeSpec) -> String {
     let sources: Vec<String> = spec.sources.iter().map(ToString::to_string).collect();
     sources.join(" and ")
 }

@@ -2,8 +2,8 @@
 //! holds it. The file is no part of the journal: no decision depends on it, it is not
 //! synced to the disk, and it no longer counts when its writer is gone.
 //!
-//! The writer locks the file, so that a reader knows whether the writer still runs. The
-//! lock is the file's own: only readers ask for it, and only briefly.
+//! The writer locks the file, so that a reader knows whether the writer still runs. Only
+//! readers ask for this lock, and only briefly.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};

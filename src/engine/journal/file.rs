@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::engine::journal::format::digest;
 use crate::error::{Error, Result};
 use crate::id::VolumeId;
@@ -51,17 +51,17 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
     let path = directory.join(name);
     let beside = directory.join(format!("{name}{BEING_WRITTEN}"));
     let write = || {
-        point!(JournalToWrite);
+        crash_point!(JournalToWrite);
         let mut file = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .open(&beside)?;
-        point!(JournalCreated);
+        crash_point!(JournalCreated);
         file.write_all(bytes)?;
-        point!(JournalWritten);
+        crash_point!(JournalWritten);
         file.sync_all()?;
-        point!(JournalSynced);
+        crash_point!(JournalSynced);
         fs::rename(&beside, &path)
     };
     write().map_err(|error| {
@@ -69,7 +69,7 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
         let _ = fs::remove_file(&beside);
         Error::io("cannot write the intent", &path, &error)
     })?;
-    point!(JournalRenamed);
+    crash_point!(JournalRenamed);
     Ok(())
 }
 
@@ -77,14 +77,14 @@ pub(super) fn replace(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> 
 /// machine. **Blocks** for as long as the file system does.
 pub(super) fn remove(directory: &Path, name: &str) -> Result<()> {
     let path = directory.join(name);
-    point!(JournalToRemove);
+    crash_point!(JournalToRemove);
     match fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(Error::io("cannot remove the record", &path, &error));
         }
         _ => {}
     }
-    point!(JournalRemoved);
+    crash_point!(JournalRemoved);
     Ok(())
 }
 
@@ -96,10 +96,10 @@ pub(super) fn set_aside(path: &Path) -> Result<PathBuf> {
         aside.push(format!("{SET_ASIDE}{number}"));
         let aside = PathBuf::from(aside);
         if fs::symlink_metadata(&aside).is_err() {
-            point!(JournalToSetAside);
+            crash_point!(JournalToSetAside);
             fs::rename(path, &aside)
                 .map_err(|error| Error::io("cannot set aside", path, &error))?;
-            point!(JournalSetAside);
+            crash_point!(JournalSetAside);
             return Ok(aside);
         }
         number += 1;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::engine::journal::conflict::{self, Reservation};
 use crate::engine::journal::record::{Detached, Record};
@@ -25,8 +25,9 @@ pub(in crate::engine) struct VolumeGuard {
 }
 
 impl Journal {
-    /// Waits until no other caller works on the volume, and takes its guard. With `wanted`,
-    /// the caller is about to attach the volume so, and conflicts are refused here.
+    /// Waits until no other caller works on the volume, and takes its guard. If `wanted` is
+    /// given, the caller is about to attach the volume with these options, and this call
+    /// refuses conflicts.
     ///
     /// # Errors
     /// `TimedOut` at stage `lock`; the refusals of `conflict`.
@@ -46,10 +47,10 @@ impl Journal {
         }
         if let Some(wanted) = wanted {
             if let Some(known) = table.records.get(volume) {
-                conflict::with_itself(known, wanted)?;
+                conflict::refuse_spec_change(known, wanted)?;
             }
             for other in table.others(volume) {
-                conflict::with_another(volume, wanted, other)?;
+                conflict::refuse_shared_claim(volume, wanted, other)?;
             }
         }
         let in_flight = InFlight {
@@ -95,10 +96,10 @@ impl VolumeGuard {
     ) -> Result<()> {
         let mut table = self.shared.table();
         if let Some(known) = table.records.get(&self.volume) {
-            conflict::with_own_unit(known, identity)?;
+            conflict::refuse_other_unit(known, identity)?;
         }
         for other in table.others(&self.volume) {
-            conflict::with_unit(&self.volume, (identity, places), other)?;
+            conflict::refuse_shared_unit(&self.volume, (identity, places), other)?;
         }
         if let Some(in_flight) = table.in_flight.get_mut(&self.volume) {
             in_flight.names.clone_from(&identity.names);
@@ -116,14 +117,18 @@ impl VolumeGuard {
         let table = self.shared.table();
         for claimed in units.chain([record.spec.clone()]) {
             for other in table.others(&self.volume) {
-                conflict::with_another(&self.volume, &claimed, other)?;
+                conflict::refuse_shared_claim(&self.volume, &claimed, other)?;
             }
         }
         Ok(())
     }
 
     /// Whether the unit at this place belongs to another volume.
-    pub(in crate::engine) fn is_anothers(&self, identity: &Identity, place: &PathPlace) -> bool {
+    pub(in crate::engine) fn belongs_to_another(
+        &self,
+        identity: &Identity,
+        place: &PathPlace,
+    ) -> bool {
         let table = self.shared.table();
         let mut others = table.others(&self.volume);
         others.any(|other| other.owns(identity, place))
@@ -159,18 +164,18 @@ impl VolumeGuard {
             // The record is there, even if the sync fails.
             guard.shared.table().insert(record);
             (guard.shared.sync)(directory)?;
-            point!(JournalKept);
+            crash_point!(JournalKept);
             Ok(())
         })
     }
 
-    /// Writes the intent. If that fails, the caller must not act, and the record is restored,
-    /// so that no recovery finishes what the caller was refused. After a timeout the intent
-    /// may still be written, and then it stays.
+    /// Writes the intent. If the write fails, the caller must not do the operation. This call then
+    /// restores the record, so that no recovery finishes the refused operation. After a timeout the
+    /// intent may still be written, and then it stays.
     ///
     /// # Errors
     /// As [`write`](Self::write).
-    pub(in crate::engine) fn begin(
+    pub(in crate::engine) fn write_intent(
         self: &Arc<Self>,
         intent: Record,
         deadline: Deadline,
@@ -183,7 +188,7 @@ impl VolumeGuard {
             let limit = deadline.for_rollback();
             let restored = match before {
                 Some(before) => self.write(before, limit),
-                None => self.undo(limit),
+                None => self.restore_record(limit),
             };
             if let Err(error) = restored {
                 tracing::warn!(%error, "the record is restored, and may not outlive the machine");
@@ -192,13 +197,13 @@ impl VolumeGuard {
         Err(error)
     }
 
-    /// Writes into the record that nothing of the volume is left on this machine. If that
-    /// cannot be written, as on a full disk, this removes the record: only the answer to a
-    /// repeated detach is lost then.
+    /// Writes into the record that nothing of the volume is left on this machine. If the
+    /// write fails, as on a full disk, this call removes the record. Then only the answer
+    /// to a repeated detach is lost.
     ///
     /// # Errors
     /// As [`remove`](Self::remove).
-    pub(in crate::engine) fn finish(
+    pub(in crate::engine) fn record_detach(
         self: &Arc<Self>,
         record: Record,
         mut detached: Detached,
@@ -230,7 +235,7 @@ impl VolumeGuard {
     ///
     /// # Errors
     /// As [`write`](Self::write) and [`remove`](Self::remove).
-    pub(in crate::engine) fn undo(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
+    pub(in crate::engine) fn restore_record(self: &Arc<Self>, deadline: Deadline) -> Result<()> {
         match &self.detached {
             Some(record) => self.write(record.clone(), deadline),
             None => self.remove(deadline),
@@ -248,7 +253,7 @@ impl VolumeGuard {
             // The record is gone, even if the sync fails.
             guard.shared.table().remove(&guard.volume);
             (guard.shared.sync)(&guard.shared.directory)?;
-            point!(JournalForgotten);
+            crash_point!(JournalForgotten);
             Ok(())
         })
     }
@@ -256,7 +261,7 @@ impl VolumeGuard {
     fn run(
         self: &Arc<Self>,
         deadline: Deadline,
-        act: impl FnOnce(&Self, &str) -> Result<()> + Send + 'static,
+        work: impl FnOnce(&Self, &str) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let guard = Arc::clone(self);
         let name = file::name_of(&self.volume);
@@ -265,7 +270,7 @@ impl VolumeGuard {
             &format!("the record of volume {} to be written", self.volume),
             deadline,
             || "the journal's file system has not returned".to_owned(),
-            move || act(&guard, &name),
+            move || work(&guard, &name),
         )
     }
 }
@@ -351,7 +356,7 @@ mod tests {
         let finish = move || {
             let record = record("new");
             let guard = journal.guard(&record.volume, None, deadline).unwrap();
-            guard.finish(record, detached(0), deadline).unwrap();
+            guard.record_detach(record, detached(0), deadline).unwrap();
             let kept = journal.detached();
             drop(journal.guard(&oldest, None, deadline).unwrap());
             sender.send(kept).unwrap();
@@ -374,7 +379,7 @@ mod tests {
             let record = record(volume);
             let volume = record.volume.clone();
             let guard = journal.guard(&volume, None, deadline).unwrap();
-            guard.finish(record, detached(0), deadline).unwrap();
+            guard.record_detach(record, detached(0), deadline).unwrap();
             journal.detached_as(&volume).unwrap().sequence
         });
         assert_eq!(sequences, [1, 2, 3]);

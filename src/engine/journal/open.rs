@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::engine::journal::failing::{self, FAILING};
 use crate::engine::journal::file::{BEING_WRITTEN, RECORD, SET_ASIDE, name_of, set_aside, sync};
 use crate::engine::journal::format::{Fault, FaultKind, LONGEST, Problem};
@@ -41,7 +41,7 @@ pub(super) struct Found {
 /// `NotSupported` if a record is of a later version: without that record the process could
 /// give its device to another volume, and would never detach it. Nothing is touched then.
 pub(super) fn open(directory: &Path) -> Result<Found> {
-    let lock = hold(directory)?;
+    let lock = lock_journal(directory)?;
     let mut found = Found {
         lock,
         records: BTreeMap::new(),
@@ -53,7 +53,8 @@ pub(super) fn open(directory: &Path) -> Result<Found> {
     for name in &names {
         let (path, text) = (directory.join(name), name.to_string_lossy());
         if !is_beside_records(&text) {
-            let record = read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text));
+            let record =
+                read(&path).and_then(|bytes| require_own_name(Record::parse(&bytes)?, &text));
             files.push((path, record));
         }
     }
@@ -69,10 +70,10 @@ pub(super) fn open(directory: &Path) -> Result<Found> {
         }
     }
     for name in &names {
-        found.see_to(directory, name);
+        found.handle_other_file(directory, name);
     }
     for (path, record) in files {
-        found.take_in(path, record);
+        found.add_record(path, record);
     }
     sync(directory)?;
     Ok(found)
@@ -91,13 +92,13 @@ pub(super) fn is_set_aside(name: &str) -> bool {
 }
 
 /// Reads the journal and changes nothing. **Blocks** as [`open`] does.
-pub(super) fn look(directory: &Path) -> Result<JournalView> {
+pub(super) fn read_view(directory: &Path) -> Result<JournalView> {
     let mut view = JournalView::default();
     if !directory.exists() {
         return Ok(view);
     }
     let names = names(directory)?;
-    refuse_others(directory, &names)?;
+    refuse_foreign_directory(directory, &names)?;
     for name in names {
         let path = directory.join(&name);
         let text = name.to_string_lossy();
@@ -107,7 +108,7 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
         let record = if is_set_aside(&text) {
             Err(set_aside_earlier())
         } else {
-            read(&path).and_then(|bytes| belongs(Record::parse(&bytes)?, &text))
+            read(&path).and_then(|bytes| require_own_name(Record::parse(&bytes)?, &text))
         };
         match record {
             Ok(record) if record.detached.is_some() => view.detached.push(record),
@@ -129,7 +130,7 @@ pub(super) fn look(directory: &Path) -> Result<JournalView> {
 
 /// # Errors
 /// `InvalidInput` where the directory holds something and is no journal.
-fn refuse_others(directory: &Path, names: &[OsString]) -> Result<()> {
+fn refuse_foreign_directory(directory: &Path, names: &[OsString]) -> Result<()> {
     if names.is_empty() || names.iter().any(|name| name == LOCK) {
         return Ok(());
     }
@@ -140,7 +141,7 @@ fn refuse_others(directory: &Path, names: &[OsString]) -> Result<()> {
 /// # Errors
 /// `InvalidInput` if the directory holds something and is no journal, since its files would
 /// be set aside; `InUse` if another process holds the journal.
-fn hold(directory: &Path) -> Result<Flock<File>> {
+fn lock_journal(directory: &Path) -> Result<Flock<File>> {
     let failed =
         |error: &std::io::Error| Error::io("cannot make the journal's directory", directory, error);
     if !directory.exists() {
@@ -151,15 +152,16 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
         let mut private = DirBuilder::new();
         private.recursive(true).mode(0o700);
         private.create(parent).map_err(|error| failed(&error))?;
-        point!(JournalToMake);
+        crash_point!(JournalToMake);
         private.create(directory).map_err(|error| failed(&error))?;
         sync(parent)?;
-        point!(JournalMade);
+        crash_point!(JournalMade);
     }
     let path = directory.join(LOCK);
-    refuse_others(directory, &names(directory)?)?;
+    refuse_foreign_directory(directory, &names(directory)?)?;
     let failed = |error: &std::io::Error| Error::io("cannot lock the journal", &path, error);
-    // If the file is removed before it is locked, the next try creates another.
+    // If another process removes the file before this one locks it, the next try creates
+    // another file.
     for _ in 0..TRIES {
         let file = lock_file::open(&path).map_err(|error| failed(&error))?;
         let locked = lock_file::lock(&path, file, FlockArg::LockExclusiveNonblock);
@@ -170,11 +172,11 @@ fn hold(directory: &Path) -> Result<Flock<File>> {
                     .set_len(0)
                     .and_then(|()| file.rewind())
                     .and_then(|()| write!(file, "{}", std::process::id()));
-                point!(JournalLocked);
+                crash_point!(JournalLocked);
                 return Ok(file);
             }
             Locked::Removed => {}
-            Locked::Anothers => {
+            Locked::HeldByAnother => {
                 let holder = sysfs::read_if_there(&path).ok().flatten();
                 let holder = holder.filter(|pid| !pid.is_empty());
                 let message = "another process holds the journal";
@@ -205,7 +207,7 @@ fn names(directory: &Path) -> Result<Vec<OsString>> {
 impl Found {
     /// Removes a file that a dead writer left beside the records, and reports one that was
     /// set aside.
-    fn see_to(&mut self, directory: &Path, name: &OsStr) {
+    fn handle_other_file(&mut self, directory: &Path, name: &OsStr) {
         let (path, text) = (directory.join(name), name.to_string_lossy());
         if is_set_aside(&text) {
             return self.report(path, set_aside_earlier());
@@ -218,14 +220,14 @@ impl Found {
             let _ = fs::remove_file(&path);
             return;
         }
-        // Its writer died before the rename, so the file was never the record, and no caller
-        // was told that it is. If it stays, the next write replaces it.
-        point!(JournalToDropUnfinished);
+        // Its writer died before the rename, so the file was never the record, and no caller was
+        // told that it is. If the removal fails, the next write replaces the file.
+        crash_point!(JournalToDropUnfinished);
         let _ = fs::remove_file(&path);
-        point!(JournalUnfinishedDropped);
+        crash_point!(JournalUnfinishedDropped);
     }
 
-    fn take_in(&mut self, path: PathBuf, record: Result<Record, Fault>) {
+    fn add_record(&mut self, path: PathBuf, record: Result<Record, Fault>) {
         match record {
             Ok(record) => {
                 let records = match record.detached {
@@ -269,8 +271,8 @@ fn set_aside_earlier() -> Fault {
     Fault::new(FaultKind::SetAsideEarlier, "it was set aside earlier")
 }
 
-/// Refuses a record under a name that is not its volume's, such as a copy.
-fn belongs(record: Record, name: &str) -> Result<Record, Fault> {
+/// Refuses a record whose file has not the name of its volume, such as a copy.
+fn require_own_name(record: Record, name: &str) -> Result<Record, Fault> {
     if name_of(&record.volume) == name {
         return Ok(record);
     }

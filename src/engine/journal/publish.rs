@@ -15,7 +15,7 @@ impl Journal {
     /// # Errors
     /// `Io`; `TimedOut` at stage `journal`.
     pub(crate) fn publish_failures(&self, failing: Vec<Failing>, deadline: Deadline) -> Result<()> {
-        if failing.is_empty() && self.shared.told.lock().is_none() {
+        if failing.is_empty() && self.shared.published_failures.lock().is_none() {
             return Ok(());
         }
         let shared = self.shared.clone();
@@ -32,7 +32,7 @@ impl Journal {
                     write(&path, failing).map(Some)
                 };
                 let failed = |error| Error::io("cannot publish the failures", &path, &error);
-                *shared.told.lock() = written.map_err(failed)?;
+                *shared.published_failures.lock() = written.map_err(failed)?;
                 Ok(())
             },
         )

@@ -1,5 +1,5 @@
-//! What a person does to a journal by hand: forget a volume, and take back or remove a
-//! file that was set aside.
+//! Repairs that a person requests: to forget a volume, and to restore or remove a file that
+//! was set aside.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -115,13 +115,13 @@ fn no_record(path: &Path, fault: &Fault) -> Error {
 fn run<T: Send + 'static>(
     directory: &Path,
     deadline: Deadline,
-    act: impl FnOnce() -> Result<T> + Send + 'static,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     worker::run(
         Stage::Journal,
         "a file of the journal",
         deadline,
         || format!("{}: its file system does not answer", directory.display()),
-        act,
+        call,
     )
 }

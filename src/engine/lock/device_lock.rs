@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::lock::lock_file::{self, Locked};
 use crate::engine::lock::run_dir;
@@ -26,7 +26,7 @@ pub(in crate::engine) struct DeviceLock {
     /// Whether other processes may share the lock.
     shared: bool,
     was_abandoned: bool,
-    is_kept: bool,
+    keeps_file: bool,
 }
 
 impl DeviceLock {
@@ -126,7 +126,7 @@ impl DeviceLock {
     /// Drops the lock as a dying process would: the next holder sees that the work under
     /// it is unfinished.
     pub(in crate::engine) fn abandon(mut self) {
-        self.is_kept = true;
+        self.keeps_file = true;
     }
 
     /// Removes the lock files of dead processes, except those whose names begin with
@@ -169,9 +169,9 @@ impl DeviceLock {
     /// longer the one at the path, since its last holder removed it.
     fn acquire(path: &Path, mode: FlockArg) -> Result<Option<Self>> {
         let failed = |error: &std::io::Error| Error::io("cannot lock", path, error);
-        point!(DeviceLockToTake);
+        crash_point!(DeviceLockToTake);
         let file = open(path)?;
-        point!(DeviceLockCreated);
+        crash_point!(DeviceLockCreated);
         let locked = lock_file::lock(path, file, mode).map_err(|error| failed(&error))?;
         let Locked::Ours(file) = locked else {
             return Ok(None);
@@ -185,13 +185,13 @@ impl DeviceLock {
         let written = file.write_all_at(id.as_bytes(), 0);
         let written = written.and_then(|()| file.set_len(u64::try_from(id.len()).unwrap_or(0)));
         written.map_err(|error| failed(&error))?;
-        point!(DeviceLockTaken);
+        crash_point!(DeviceLockTaken);
         Ok(Some(Self {
             path: path.to_owned(),
             file,
             shared: matches!(mode, SHARED),
             was_abandoned,
-            is_kept: false,
+            keeps_file: false,
         }))
     }
 }
@@ -217,10 +217,10 @@ fn not_free(path: &Path, name: &str, deadline: Deadline) -> Error {
 
 impl Drop for DeviceLock {
     fn drop(&mut self) {
-        if self.is_kept {
+        if self.keeps_file {
             return;
         }
-        point!(DeviceLockToDrop);
+        crash_point!(DeviceLockToDrop);
         // The last sharer removes the file. While `relock` converts the lock, another
         // process may take it for a moment.
         if self.shared {
@@ -232,7 +232,7 @@ impl Drop for DeviceLock {
         // The path belongs to the exclusive holder, and a process that waits on the file
         // checks the path again.
         let _ = fs::remove_file(&self.path);
-        point!(DeviceLockDropped);
+        crash_point!(DeviceLockDropped);
     }
 }
 

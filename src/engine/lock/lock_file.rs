@@ -17,7 +17,7 @@ pub(in crate::engine) enum Locked {
     /// The file at the path is locked.
     Ours(Flock<File>),
     /// Another process has the lock.
-    Anothers,
+    HeldByAnother,
     /// The file was removed before it was locked, and another process may lock the next
     /// one at the path: try again.
     Removed,
@@ -41,7 +41,7 @@ pub(in crate::engine) fn lock(path: &Path, file: File, how: FlockArg) -> io::Res
     match Flock::lock(file, how) {
         Ok(file) if is_at(path, &file)? => Ok(Locked::Ours(file)),
         Ok(_) => Ok(Locked::Removed),
-        Err((_, Errno::EWOULDBLOCK | Errno::EINTR)) => Ok(Locked::Anothers),
+        Err((_, Errno::EWOULDBLOCK | Errno::EINTR)) => Ok(Locked::HeldByAnother),
         Err((_, errno)) => Err(errno.into()),
     }
 }
@@ -80,6 +80,6 @@ mod tests {
         let ours = lock(&path, next, ALONE).unwrap();
         assert!(matches!(ours, Locked::Ours(_)), "{ours:?}");
         let refused = lock(&path, open(&path).unwrap(), ALONE).unwrap();
-        assert!(matches!(refused, Locked::Anothers), "{refused:?}");
+        assert!(matches!(refused, Locked::HeldByAnother), "{refused:?}");
     }
 }

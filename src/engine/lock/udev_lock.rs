@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 
-/// How long to wait for udev's reads before the caller goes on beside them.
+/// How long to wait for udev's reads. After that the caller continues while udev still
+/// reads.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// Waits until udev has read the disk, and keeps udev from it until the file is closed.

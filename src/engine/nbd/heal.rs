@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::deadline::Deadline;
 use crate::engine::attach::nbd_options::ContentRule;
 use crate::engine::nbd::backend::device_of_backend;
-use crate::engine::nbd::known::{current_links, require_no_less_tls};
+use crate::engine::nbd::known::{current_links, refuse_tls_downgrade};
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::{Engine, HealOutcome, HealReport, NbdOptions};
@@ -83,8 +83,8 @@ impl Engine {
         })
     }
 
-    /// Heals one device in several turns: what one turn has found out, and a read that the
-    /// kernel holds until the device has a server, stay for the next turn.
+    /// Heals one device in several turns: the next turn continues with what one turn has
+    /// found out, and with a read that the kernel holds until the device has a server.
     ///
     /// # Errors
     /// As [`heal_source`](Self::heal_source).
@@ -102,7 +102,7 @@ impl Engine {
             let message = format!("no NBD device has backend id {backend}");
             return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
         };
-        require_no_less_tls(self, &device, uri, &backend)?;
+        refuse_tls_downgrade(self, &device, uri, &backend)?;
         let reconnect = NbdReconnect::new(device, uri.clone(), backend, options.timeouts);
         Ok(ReconnectHandle(
             reconnect.with_content(options.content_rule()),
@@ -136,7 +136,7 @@ impl Engine {
             engine: self,
             deaths: dead_links.watch(None),
             disconnected: reconnects(self)?,
-            look_at: Instant::now() + LOOK_AGAIN,
+            next_link_check: Instant::now() + LINK_CHECK_INTERVAL,
         })
     }
 }
@@ -231,9 +231,9 @@ impl ReconnectHandle {
     }
 }
 
-/// How often our own ends of the links are checked: the kernel may have no memory for its
-/// notice of a dead link.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// The interval between two checks of this process's sockets: the kernel may have no memory
+/// for its notice of a dead link.
+const LINK_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Heals links as they die: see [`Engine::healer`].
 #[derive(Debug)]
@@ -242,8 +242,8 @@ pub struct Healer<'a> {
     deaths: LinkWatch,
     /// The devices to look at, and those whose server is not back.
     disconnected: BTreeMap<NbdIndex, NbdReconnect>,
-    /// When our own ends of the links are checked next.
-    look_at: Instant,
+    /// The time of the next check of this process's sockets.
+    next_link_check: Instant,
 }
 
 impl Healer<'_> {
@@ -264,25 +264,25 @@ impl Healer<'_> {
             let wakes = match rests.min() {
                 // A device is due now.
                 Some(None) => break,
-                Some(Some(until)) => until.min(self.look_at),
-                None => self.look_at,
+                Some(Some(until)) => until.min(self.next_link_check),
+                None => self.next_link_check,
             };
             // The kernel may have no memory for its notice, and sends none to other network
-            // namespaces: then only our own ends of the links show a death.
+            // namespaces. Then only this process's sockets show a death.
             let turn = wakes.saturating_duration_since(Instant::now());
             let turn = deadline.at_most(turn);
             match self.deaths.next(turn) {
-                Some(notice) => self.admit(notice)?,
+                Some(notice) => self.handle_notice(notice)?,
                 None if deadline.has_passed() => return Ok(Vec::new()),
-                None if self.look_at <= Instant::now() => {
-                    self.look_at = Instant::now() + LOOK_AGAIN;
-                    self.admit_dead_links()?;
+                None if self.next_link_check <= Instant::now() => {
+                    self.next_link_check = Instant::now() + LINK_CHECK_INTERVAL;
+                    self.add_dead_links()?;
                 }
                 None => {}
             }
         }
         while let Some(notice) = self.deaths.next(Deadline::after(Duration::ZERO)) {
-            self.admit(notice)?;
+            self.handle_notice(notice)?;
         }
         let turn = deadline.at_most(TURN);
         let due = self.disconnected.values_mut();
@@ -307,7 +307,7 @@ impl Healer<'_> {
         Ok(reports)
     }
 
-    fn admit_dead_links(&mut self) -> Result<()> {
+    fn add_dead_links(&mut self) -> Result<()> {
         let links = self.engine.links.lock();
         let dead: Vec<_> = links
             .iter()
@@ -316,10 +316,10 @@ impl Healer<'_> {
             .collect();
         drop(links);
         dead.into_iter()
-            .try_for_each(|index| self.admit(LinkNotice::Dead(index)))
+            .try_for_each(|index| self.handle_notice(LinkNotice::Dead(index)))
     }
 
-    fn admit(&mut self, notice: LinkNotice) -> Result<()> {
+    fn handle_notice(&mut self, notice: LinkNotice) -> Result<()> {
         match notice {
             LinkNotice::Dead(index) => {
                 let device = NbdDevice::find(self.engine.roots(), index)?;
@@ -327,7 +327,7 @@ impl Healer<'_> {
                     .map(|device| reconnect(self.engine, device))
                     .transpose()?;
                 if let Some(reconnect) = reconnect.flatten() {
-                    self.add_device(index, reconnect).link_died();
+                    self.add_device(index, reconnect).note_link_died();
                 }
             }
             LinkNotice::Resync => {

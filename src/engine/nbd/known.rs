@@ -1,4 +1,4 @@
-//! What is known of a connected NBD device: its source, its TLS, and that it answers.
+//! The known facts of a connected NBD device: its source, its TLS, and whether it answers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(in crate::engine) fn require_source(
 }
 
 /// Requires that the device is not known to use TLS if `uri` does not.
-pub(in crate::engine) fn require_no_less_tls(
+pub(in crate::engine) fn refuse_tls_downgrade(
     engine: &Engine,
     device: &NbdDevice,
     uri: &NbdUri,
@@ -93,12 +93,12 @@ pub(in crate::engine) fn require_answer(
 ) -> Result<Vec<u8>> {
     /// The limit for a device whose connections of this process have ended: another process
     /// may have given it new ones.
-    const PATIENCE: Duration = Duration::from_secs(1);
+    const DEAD_LIMIT: Duration = Duration::from_secs(1);
     let index = device.index();
     let dead = |link: &Link| link.backend == *backend && link.is_dead();
     let is_dead = current_links(engine, device).get(&index).is_some_and(dead);
     let length = usize::try_from(nbd::CONTENT_LENGTH).unwrap_or(usize::MAX);
-    let limit = deadline.at_most(if is_dead { PATIENCE } else { Duration::MAX });
+    let limit = deadline.at_most(if is_dead { DEAD_LIMIT } else { Duration::MAX });
     let first_bytes = move |disk: &_, roots: &_| BlockDevice::read_first_bytes(disk, roots, length);
     let read = engine
         .nbd_reads

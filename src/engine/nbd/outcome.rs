@@ -40,8 +40,8 @@ pub enum HealOutcome {
     /// The server is back with another export, or with another volume for certain
     /// ([`Difference::Content`]): it was **not** connected, and requests still wait.
     GeometryChanged(Vec<Difference>),
-    /// No server came back in time: requests fail with `EIO`. The device stays
-    /// configured, and a later heal revives it.
+    /// No server came back in time: requests fail with `EIO`. The device stays configured,
+    /// and a later heal can reconnect it.
     BudgetSpent,
     /// No server was reached yet, or the healing failed.
     Failed(Error),

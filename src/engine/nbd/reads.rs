@@ -78,7 +78,7 @@ impl NbdReads {
 
     /// Notes that the kernel took a new connection of the device. A read over an old one waits
     /// for its own timeout, and the next read need not wait for it.
-    pub(in crate::engine) fn has_new_connection(&self, index: NbdIndex) {
+    pub(in crate::engine) fn note_new_connection(&self, index: NbdIndex) {
         self.0.under_way.lock().reads.remove(&index);
         self.0.ended.notify_all();
     }
@@ -135,7 +135,7 @@ mod tests {
     fn a_read_over_an_old_connection_does_not_hold_up_one_over_the_new_nor_end_its_turn() {
         let reads = NbdReads::default();
         let old = reads.guard(index(0), now()).unwrap();
-        reads.has_new_connection(index(0));
+        reads.note_new_connection(index(0));
         let new = reads
             .guard(index(0), now())
             .expect("it has a new connection");

@@ -22,7 +22,7 @@ use crate::kernel::{Roots, process, sysfs};
 use crate::nbd::NbdDevice;
 
 /// The longest time that a reply stays in a socket from which the kernel receives.
-pub(in crate::engine) const UNREAD: Duration = Duration::from_secs(2);
+pub(in crate::engine) const UNREAD_LIMIT: Duration = Duration::from_secs(2);
 
 /// How many receivers of the device run; `None` if this process does not see the kernel's
 /// threads. Linux 5.14 and 5.15 call the work queue `knbdN-recv`, also later stable ones until
@@ -34,20 +34,20 @@ pub(in crate::engine) fn count(roots: &Roots, index: NbdIndex) -> Option<usize> 
 
 /// Whether the kernel receives over each connection.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Receives {
+pub(in crate::engine) enum ReceiverCheck {
     /// No reply stays in a socket.
-    OverEach,
+    AllReceive,
     /// A reply stays in a socket.
-    NotOverEach,
+    NotAllReceive,
 }
 
-impl Receives {
+impl ReceiverCheck {
     /// # Errors
     /// `NotReady` if the kernel does not receive over each connection.
     pub(in crate::engine) fn require(self, device: &NbdDevice) -> Result<()> {
         match self {
-            Self::OverEach => Ok(()),
-            Self::NotOverEach => {
+            Self::AllReceive => Ok(()),
+            Self::NotAllReceive => {
                 let message = format!(
                     "the kernel does not receive over each connection of nbd{}: on a busy machine \
                      Linux before 7.0 may begin with one only when another ends; attach again, or \
@@ -68,14 +68,14 @@ impl Receives {
 ///
 /// # Errors
 /// `TimedOut` if a read has not returned by `deadline`.
-pub(in crate::engine) fn look(
+pub(in crate::engine) fn check(
     reads: &NbdReads,
     device: &NbdDevice,
     roots: &Roots,
     connections: usize,
     mut unread_for: impl FnMut() -> Duration,
     deadline: Deadline,
-) -> Result<Receives> {
+) -> Result<ReceiverCheck> {
     let queues = queues(device)?;
     let is_awaited = Arc::new(());
     let begin = |turn| {
@@ -104,10 +104,10 @@ pub(in crate::engine) fn look(
                 let index = device.index();
                 tracing::warn!(%index, read, connections, "not every connection was read over");
             }
-            return Ok(Receives::OverEach);
+            return Ok(ReceiverCheck::AllReceive);
         }
-        if unread_for() >= UNREAD {
-            return Ok(Receives::NotOverEach);
+        if unread_for() >= UNREAD_LIMIT {
+            return Ok(ReceiverCheck::NotAllReceive);
         }
         if deadline.has_passed() {
             let what = format!("a read over each connection of nbd{}", device.index());

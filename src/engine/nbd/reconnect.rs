@@ -13,7 +13,7 @@ use crate::deadline::{Backoff, Deadline, jittered};
 use crate::engine::Engine;
 use crate::engine::attach::nbd_options::ContentRule;
 use crate::engine::nbd::outcome::{HealOutcome, HealReport};
-use crate::engine::nbd::reconnect::server::{ONE_TRY, Server};
+use crate::engine::nbd::reconnect::server::{DIAL_LIMIT, Server};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::Pending;
@@ -36,15 +36,16 @@ pub(in crate::engine) struct NbdReconnect {
     /// Every connection of ours had ended when that read began, so a connection of another
     /// process answers it.
     own_link_had_ended: bool,
-    /// What the server of the connections that the kernel took reports otherwise, until the
-    /// caller gets it.
+    /// How the export of the taken connections differs from the earlier one. It is kept
+    /// until the caller gets it.
     adopted: Option<Vec<Difference>>,
     /// The kernel did not take the connection that it was offered last.
     no_slot_is_dead: bool,
     died: Option<Instant>,
-    lost: Lost,
-    /// Requests fail already, so no waiting request can be lost any more.
-    spent: bool,
+    lost_connection: LostConnection,
+    /// The dead-connection timeout has passed: requests fail already, so no waiting request
+    /// can be lost any more.
+    budget_is_spent: bool,
     pauses: Backoff,
     dials: u32,
     /// No attempt is made before this time.
@@ -71,8 +72,8 @@ impl NbdReconnect {
             adopted: None,
             no_slot_is_dead: false,
             died: None,
-            lost: Lost::Nothing,
-            spent: false,
+            lost_connection: LostConnection::None,
+            budget_is_spent: false,
             pauses: Backoff::new(Duration::from_millis(20), Duration::from_secs(2)),
             dials: 0,
             next_try: None,
@@ -105,9 +106,9 @@ impl NbdReconnect {
     pub(in crate::engine) fn back_off(&mut self) {
         /// For a device that may have all of its connections.
         const IF_UNSURE: Duration = Duration::from_secs(30);
-        let pause = match self.lost {
-            Lost::Perhaps => IF_UNSURE,
-            Lost::Nothing | Lost::One => self.pauses.pause(),
+        let pause = match self.lost_connection {
+            LostConnection::Possible => IF_UNSURE,
+            LostConnection::None | LostConnection::Seen => self.pauses.pause(),
         };
         self.next_try = Some(Instant::now() + jittered(pause));
     }
@@ -123,9 +124,11 @@ impl NbdReconnect {
     }
 
     /// Notes that a link of it has died.
-    pub(super) fn link_died(&mut self) {
+    pub(super) fn note_link_died(&mut self) {
         self.died.get_or_insert_with(Instant::now);
-        if std::mem::replace(&mut self.lost, Lost::One) == Lost::Perhaps {
+        if std::mem::replace(&mut self.lost_connection, LostConnection::Seen)
+            == LostConnection::Possible
+        {
             self.next_try = None;
         }
     }
@@ -144,9 +147,9 @@ impl NbdReconnect {
         tracing::info!(?outcome, "ended an attempt to heal the device");
         if outcome.serves() {
             self.died = None;
-            self.spent = false;
+            self.budget_is_spent = false;
             if !matches!(outcome, HealOutcome::Degraded(_)) {
-                self.lost = Lost::Nothing;
+                self.lost_connection = LostConnection::None;
             }
         }
         if let HealOutcome::Adopted(differences) = &outcome {
@@ -181,27 +184,27 @@ impl NbdReconnect {
         let is_dead = state.is_dead() || (self.died.is_some() && !state.is_redundant());
         let limit = if is_dead { Duration::ZERO } else { READ_LIMIT };
         match self.probe_io(engine, deadline.at_most(limit))? {
-            ProbeResult::Answers => return self.restore(engine, deadline),
+            ProbeResult::Answers => return self.restore_connections(engine, deadline),
             ProbeResult::Fails => {
                 self.require_configured(engine, deadline)?;
-                self.spent = true;
+                self.budget_is_spent = true;
             }
             ProbeResult::Waits => {}
         }
-        self.revive(engine, deadline)
+        self.reconnect_dead(engine, deadline)
     }
 
-    /// Gives a device that serves I/O the connections that it lacks.
-    fn restore(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
+    /// Replaces the lost connections of a device that serves I/O.
+    fn restore_connections(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
         if self.own_link_had_ended && self.adopted.is_none() {
             // It serves over connections of another process.
             self.forget_dead_connections(engine);
         }
         let state = self.link_state(engine)?;
-        let may_lack_some = (state.is_redundant() || state.more) && !state.is_whole();
+        let may_lack_some = (state.is_redundant() || state.may_have_more) && !state.is_whole();
         if (state.dead > 0 || may_lack_some)
-            && let Some(failure) = self.fill(engine, deadline)?
-            && let Some(lack) = self.lack(self.link_state(engine)?, failure)
+            && let Some(failure) = self.fill_slots(engine, deadline)?
+            && let Some(lack) = self.missing_connection_error(self.link_state(engine)?, failure)
         {
             return Ok(HealOutcome::Degraded(lack));
         }
@@ -216,7 +219,7 @@ impl NbdReconnect {
 
     /// Why a device that serves I/O is not known to have all of its connections, after
     /// `failure` prevented a further one. `None` if it may well have no more than one.
-    fn lack(&mut self, state: LinkState, failure: Error) -> Option<Error> {
+    fn missing_connection_error(&mut self, state: LinkState, failure: Error) -> Option<Error> {
         if state.dead > 0 {
             return Some(failure);
         }
@@ -224,8 +227,8 @@ impl NbdReconnect {
         if !state.is_redundant() && !leads_elsewhere {
             return None;
         }
-        if self.lost == Lost::Nothing {
-            self.lost = Lost::Perhaps;
+        if self.lost_connection == LostConnection::None {
+            self.lost_connection = LostConnection::Possible;
         }
         let message = format!(
             "nbd{} serves I/O, and is not known to have all of its connections: another process \
@@ -237,11 +240,11 @@ impl NbdReconnect {
         Some(error.caused_by(failure))
     }
 
-    /// Gives a device whose I/O waits or fails new connections until a read comes back.
-    fn revive(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
-        self.link_died();
+    /// Offers new connections for a device whose I/O waits or fails, until a read returns.
+    fn reconnect_dead(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
+        self.note_link_died();
         let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
-        let mut unseen = None;
+        let mut unproven = None;
         let mut offered = false;
         loop {
             let state = self.link_state(engine)?;
@@ -255,11 +258,11 @@ impl NbdReconnect {
                 }
                 offered = true;
                 self.wait_for_old_receivers(engine, deadline);
-                unseen = self.offer(engine, server, deadline)?;
+                unproven = self.offer(engine, server, deadline)?;
             }
             if self.link_state(engine)?.live > 0 {
                 // The waiting read may need only one connection, so a failure is ignored.
-                self.fill(engine, deadline)?;
+                self.fill_slots(engine, deadline)?;
             }
             let pause = deadline.at_most(pauses.pause());
             match self.probe_io(engine, pause)? {
@@ -273,8 +276,8 @@ impl NbdReconnect {
                 return Err(error.with_last_seen(self.device.disk().describe()));
             }
         }
-        if let Some(unseen) = unseen {
-            self.keep_if_it_answered(engine, unseen)?;
+        if let Some(unproven) = unproven {
+            self.keep_if_it_answered(engine, unproven)?;
         }
         if offered && self.adopted.is_none() {
             if self.own_link_had_ended {
@@ -282,7 +285,7 @@ impl NbdReconnect {
             }
             return Ok(HealOutcome::DiscardedByKernel);
         }
-        self.restore(engine, deadline)
+        self.restore_connections(engine, deadline)
     }
 
     /// Dials until a server answers, the old link comes back, or the kernel lets requests
@@ -294,12 +297,12 @@ impl NbdReconnect {
         let mut last: Option<Error> = None;
         loop {
             self.dials += 1;
-            let one = deadline.at_most(ONE_TRY);
-            let failure = match self.dial_once(engine, one) {
+            let limit = deadline.at_most(DIAL_LIMIT);
+            let failure = match self.dial_once(engine, limit) {
                 Ok(server) => return Ok(Dialled::Server(server)),
                 Err(error) => error,
             };
-            let may_come = matches!(
+            let may_return = matches!(
                 failure.kind(),
                 ErrorKind::Unreachable
                     | ErrorKind::TimedOut
@@ -308,7 +311,7 @@ impl NbdReconnect {
                     | ErrorKind::Quarantined
                     | ErrorKind::Io
             );
-            if !may_come {
+            if !may_return {
                 return Err(failure);
             }
             if deadline.has_passed() {
@@ -318,22 +321,22 @@ impl NbdReconnect {
             }
             last = Some(failure);
             let pause = deadline.at_most(jittered(self.pauses.pause()));
-            if self.spent {
+            if self.budget_is_spent {
                 // Reads fail at once, so only a server is worth waiting for.
                 self.pause(engine, pause);
-                self.still_there()?;
+                self.require_connected()?;
                 continue;
             }
             match self.probe_io(engine, pause)? {
                 ProbeResult::Answers => {
-                    let outcome = self.restore(engine, deadline)?;
+                    let outcome = self.restore_connections(engine, deadline)?;
                     return Ok(Dialled::NotNeeded(outcome));
                 }
                 ProbeResult::Fails => {
-                    self.spent = true;
+                    self.budget_is_spent = true;
                     return Ok(Dialled::NotNeeded(HealOutcome::BudgetSpent));
                 }
-                ProbeResult::Waits => self.still_there()?,
+                ProbeResult::Waits => self.require_connected()?,
             }
         }
     }
@@ -345,14 +348,14 @@ impl NbdReconnect {
     }
 }
 
-/// What is known of connections that the device has lost and that were not replaced.
+/// What is known of a lost connection that was not replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lost {
-    Nothing,
-    /// It serves I/O, and could get no further connection.
-    Perhaps,
-    /// The kernel or a read has shown one.
-    One,
+enum LostConnection {
+    None,
+    /// The device serves I/O, and could get no further connection.
+    Possible,
+    /// The kernel's notice or a read has shown the loss.
+    Seen,
 }
 
 /// The result of the read.

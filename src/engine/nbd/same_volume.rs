@@ -18,7 +18,7 @@ pub(in crate::engine) use crate::engine::nbd::same_volume::places::Places;
 use crate::engine::nbd::same_volume::places::{Sample, first_difference_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{NbdIndex, NbdUri};
-use crate::nbd::{Connection, FirstBytes, NbdDevice, is_other_content, spelt_content};
+use crate::nbd::{Connection, FirstBytes, NbdDevice, content_names_differ, describe_content_names};
 
 /// The verdict from two reads of the old side and one of the new side between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,9 +29,9 @@ enum Verdict {
     Unclear,
 }
 
-fn judge(before: &Sample, new: &Sample, after: &Sample, shares_cache: bool) -> Verdict {
+fn verdict(before: &Sample, new: &Sample, after: &Sample, shares_cache: bool) -> Verdict {
     if !shares_cache {
-        return judge_without_shared_cache(before, new, after);
+        return verdict_without_shared_cache(before, new, after);
     }
     let mut verdict = Verdict::Same;
     for place in 0..new.count() {
@@ -50,13 +50,13 @@ fn judge(before: &Sample, new: &Sample, after: &Sample, shares_cache: bool) -> V
 
 /// What one connection has written may be in the cache of that connection alone, so only the
 /// first bytes are compared, and a common name is enough if they are not two devices of a btrfs.
-fn judge_without_shared_cache(before: &Sample, new: &Sample, after: &Sample) -> Verdict {
+fn verdict_without_shared_cache(before: &Sample, new: &Sample, after: &Sample) -> Verdict {
     const FIRST: usize = 0;
     if before.agrees_at(new, FIRST) || after.agrees_at(new, FIRST) {
         return Verdict::Same;
     }
     let (had, has) = (after.names(), new.names());
-    if !had.is_empty() && !is_other_content(&has, &had) {
+    if !had.is_empty() && !content_names_differ(&has, &had) {
         return Verdict::Same;
     }
     if before.agrees_at(after, FIRST) {
@@ -95,7 +95,7 @@ fn compare(
             return Ok(Compared::Same { new });
         }
         let after = read_old()?;
-        match judge(&before, &new, &after, shares_cache) {
+        match verdict(&before, &new, &after, shares_cache) {
             Verdict::Same => return Ok(Compared::Same { new }),
             Verdict::Other => return Ok(Compared::Other { old: after, new }),
             Verdict::Unclear => deadline.pause(pauses.pause()),
@@ -123,8 +123,8 @@ pub(in crate::engine) fn require_one_volume(
             let message = format!(
                 "the server of {uri} serves different volumes over two connections: one has {}, \
                  the other has {}; {}",
-                spelt_content(&old.names()),
-                spelt_content(&new.names()),
+                describe_content_names(&old.names()),
+                describe_content_names(&new.names()),
                 where_they_differ(&places, &old, &new),
             );
             Err(is_another(message, &new))
@@ -166,8 +166,8 @@ pub(in crate::engine) fn require_same_volume(
             let message = format!(
                 "the server of nbd{index} serves another volume on a new connection: that \
                  has {}, and the device has {}; {}",
-                spelt_content(&new.names()),
-                spelt_content(&old.names()),
+                describe_content_names(&new.names()),
+                describe_content_names(&old.names()),
                 where_they_differ(&places, &old, &new),
             );
             Err(is_another(message, &new))
@@ -247,18 +247,18 @@ mod tests {
     fn bytes_that_did_not_change_meanwhile_are_those_of_the_volume_whatever_its_names_are() {
         let (one, again, other) = (ext4(1, 1), ext4(1, 2), ext4(2, 1));
         for shares_cache in [true, false] {
-            assert_eq!(judge(&one, &one, &one, shares_cache), Verdict::Same);
-            assert_eq!(judge(&one, &other, &one, shares_cache), Verdict::Other);
+            assert_eq!(verdict(&one, &one, &one, shares_cache), Verdict::Same);
+            assert_eq!(verdict(&one, &other, &one, shares_cache), Verdict::Other);
             // Written once, before or after the new connection was read.
-            assert_eq!(judge(&one, &one, &again, shares_cache), Verdict::Same);
-            assert_eq!(judge(&one, &again, &again, shares_cache), Verdict::Same);
+            assert_eq!(verdict(&one, &one, &again, shares_cache), Verdict::Same);
+            assert_eq!(verdict(&one, &again, &again, shares_cache), Verdict::Same);
             let (two, three) = (unnamed(2), unnamed(3));
-            assert_eq!(judge(&two, &three, &two, shares_cache), Verdict::Other);
+            assert_eq!(verdict(&two, &three, &two, shares_cache), Verdict::Other);
         }
         // A copy of an image has the image's names. What one connection has written may be in
         // the cache of that connection alone.
-        assert_eq!(judge(&one, &again, &one, true), Verdict::Other);
-        assert_eq!(judge(&one, &again, &one, false), Verdict::Same);
+        assert_eq!(verdict(&one, &again, &one, true), Verdict::Other);
+        assert_eq!(verdict(&one, &again, &one, false), Verdict::Same);
     }
 
     #[test]
@@ -272,15 +272,15 @@ mod tests {
             Sample::of(&bytes, &[])
         };
         let one = device(1, 1);
-        assert_eq!(judge(&one, &device(1, 2), &one, false), Verdict::Same);
-        assert_eq!(judge(&one, &device(2, 1), &one, false), Verdict::Other);
+        assert_eq!(verdict(&one, &device(1, 2), &one, false), Verdict::Same);
+        assert_eq!(verdict(&one, &device(2, 1), &one, false), Verdict::Other);
     }
 
     #[test]
     fn one_block_that_differs_shows_another_volume_and_one_that_is_written_to_hides_none() {
         let sample = |blocks: [Option<u8>; 3]| Sample::of(&[0; 4096], &blocks);
         let all = [Some(1), Some(1), Some(1)];
-        for (before, new, after, verdict) in [
+        for (before, new, after, expected) in [
             (all, all, all, Verdict::Same),
             (all, [Some(1), Some(2), Some(1)], all, Verdict::Other),
             // The second block is written to all the time.
@@ -302,18 +302,21 @@ mod tests {
             ([None; 3], all, [None; 3], Verdict::Unclear),
         ] {
             let [before, new, after] = [before, new, after].map(sample);
-            assert_eq!(judge(&before, &new, &after, true), verdict);
+            assert_eq!(verdict(&before, &new, &after, true), expected);
         }
     }
 
     #[test]
     fn bytes_that_change_meanwhile_prove_nothing_and_a_name_is_enough_without_a_shared_cache() {
         let (first, second, third) = (ext4(1, 1), ext4(1, 2), ext4(1, 3));
-        assert_eq!(judge(&first, &second, &third, true), Verdict::Unclear);
-        assert_eq!(judge(&first, &second, &third, false), Verdict::Same);
-        assert_eq!(judge(&first, &ext4(2, 2), &third, false), Verdict::Unclear);
+        assert_eq!(verdict(&first, &second, &third, true), Verdict::Unclear);
+        assert_eq!(verdict(&first, &second, &third, false), Verdict::Same);
+        assert_eq!(
+            verdict(&first, &ext4(2, 2), &third, false),
+            Verdict::Unclear
+        );
         let [one, two, three] = [1, 2, 3].map(unnamed);
-        assert_eq!(judge(&one, &two, &three, false), Verdict::Unclear);
+        assert_eq!(verdict(&one, &two, &three, false), Verdict::Unclear);
     }
 
     /// Compares a side whose reads return these samples in turn with one that serves `new`.

@@ -100,17 +100,17 @@ impl NbdResize<'_> {
         let differences = device.differences_of(server.export.clone(), deadline)?;
         let old_size = disk.size()?;
         let size = size_on_server(index, old_size, &differences)?;
-        require_least(size, request)?;
+        require_min_size(size, request)?;
 
         let changed = size != old_size;
         if changed && connections.are_several && connections.own.is_none() {
-            return Err(several_of_another(index));
+            return Err(cannot_replace_several(index));
         }
         // Nothing of the device has changed up to here.
         call.enter(Stage::Identify);
         let written = device.written()?;
         let first = require_same_volume(engine, device, &server, deadline)?;
-        require_end(index, &server, deadline)?;
+        require_served_last_block(index, &server, deadline)?;
         let mut watch = engine.hub().watch(&index.name());
         if changed {
             call.enter(Stage::Reconfigure);
@@ -161,12 +161,14 @@ impl NbdResize<'_> {
                     if changed {
                         self.set_size(old_size)?;
                     }
-                    return Err(serves_others_only(index, old_size).caused_by(error));
+                    return Err(only_new_connections_have_size(index, old_size).caused_by(error));
                 }
                 Err(_) => {}
             }
         }
-        let timeouts = connections.own.ok_or_else(|| several_of_another(index))?;
+        let timeouts = connections
+            .own
+            .ok_or_else(|| cannot_replace_several(index))?;
         // Ends this process's connections, so that new ones can replace them.
         if let Some(link) = current_links(self.engine, self.device).get(&index) {
             link.shut_down();
@@ -256,7 +258,7 @@ struct Connections {
 
 /// # Errors
 /// `NotReady` if the server does not have the size that the request expects yet.
-fn require_least(size: u64, request: &ResizeRequest) -> Result<()> {
+fn require_min_size(size: u64, request: &ResizeRequest) -> Result<()> {
     let Some(least) = request.at_least.filter(|&least| size < least) else {
         return Ok(());
     };
@@ -265,7 +267,7 @@ fn require_least(size: u64, request: &ResizeRequest) -> Result<()> {
 }
 
 /// The error where a read proves the new size of only one of several connections.
-fn several_of_another(index: NbdIndex) -> Error {
+fn cannot_replace_several(index: NbdIndex) -> Error {
     let message = format!(
         "nbd{index} has several connections that this process cannot replace, and a read checks \
          the size of only one of them: resize it in the process that attached it, with a \
@@ -276,7 +278,7 @@ fn several_of_another(index: NbdIndex) -> Error {
 
 /// The error where old connections keep the old size: a server may fix it when the
 /// connection is made, as nbdkit does, and no process can end another's connections.
-fn serves_others_only(index: NbdIndex, before: u64) -> Error {
+fn only_new_connections_have_size(index: NbdIndex, before: u64) -> Error {
     let message = format!(
         "the server of nbd{index} serves the new size only on new connections, and this process \
          cannot replace all connections of the device: resize it in the process that attached \
@@ -287,7 +289,11 @@ fn serves_others_only(index: NbdIndex, before: u64) -> Error {
 
 /// # Errors
 /// `NotReady` where the server does not serve the last block of the size that it reports.
-fn require_end(index: NbdIndex, server: &Connection, deadline: Deadline) -> Result<()> {
+fn require_served_last_block(
+    index: NbdIndex,
+    server: &Connection,
+    deadline: Deadline,
+) -> Result<()> {
     let Err(error) = server.last_block(deadline)? else {
         return Ok(());
     };

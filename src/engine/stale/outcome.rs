@@ -78,7 +78,7 @@ pub(super) fn remove_stale_lun(
     engine: &Engine,
     device: &ScsiDevice,
     proof: &StaleProof,
-    owner: Owner<'_>,
+    owner: FindOwner<'_>,
     call: &mut CallContext,
 ) -> ReapOutcome {
     match lock_and_delete(engine, device, proof, owner, call) {
@@ -97,7 +97,7 @@ fn lock_and_delete(
     engine: &Engine,
     device: &ScsiDevice,
     proof: &StaleProof,
-    owner: Owner<'_>,
+    owner: FindOwner<'_>,
     call: &mut CallContext,
 ) -> Result<()> {
     let deadline = call.deadline;
@@ -139,4 +139,4 @@ fn no_proof(why: &str) -> Error {
 }
 
 /// Returns the volume to which a unit belongs.
-pub(super) type Owner<'a> = &'a (dyn Fn(&Identity, Hctl) -> Result<Option<VolumeId>> + Sync);
+pub(super) type FindOwner<'a> = &'a (dyn Fn(&Identity, Hctl) -> Result<Option<VolumeId>> + Sync);

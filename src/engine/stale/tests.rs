@@ -39,7 +39,7 @@ fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
     let dry_run = ReapRequest::default().dry_run();
     let no_owner = |_: &Identity, _| Ok(None);
     let volume = |_: &Identity, _| Ok(Some("pvc-1".parse().unwrap()));
-    let acts: [(&Evidence, Owner<'_>); 4] = [
+    let acts: [(&Evidence, FindOwner<'_>); 4] = [
         (&not_listed, &no_owner),
         (&not_listed, &volume),
         (&not_supported, &volume),

@@ -207,7 +207,7 @@ pub(in crate::engine) fn lookalikes(
 }
 
 /// The error for a unit that was named by a name which other units may share.
-pub(in crate::engine) fn refuse_weak_name(name: &Wwid, devices: &[ScsiDevice]) -> Error {
+pub(in crate::engine) fn weak_name_error(name: &Wwid, devices: &[ScsiDevice]) -> Error {
     let addresses: Vec<String> = devices.iter().map(|it| it.hctl().to_string()).collect();
     let addresses = addresses.join(" and ");
     let message = format!(

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
@@ -95,9 +95,9 @@ pub(in crate::engine) fn claim_disk(
     // that abandons the data needs that refusal, so it does not queue behind the flush.
     let beside_flush =
         |(scheduler, hctl): &(&CallScheduler, Hctl)| scheduler.is_stuck_at(*hctl, Stage::Flush);
-    let lane = lane_of(engine, disk);
-    let lane = lane.filter(|lane| !(abandon && beside_flush(lane)));
-    let refused = match try_claim(lane, disk, roots, deadline) {
+    let queue = host_queue_of(engine, disk);
+    let queue = queue.filter(|queue| !(abandon && beside_flush(queue)));
+    let refused = match try_claim(queue, disk, roots, deadline) {
         Ok(file) => return Ok(Claim::Held(Arc::new(file))),
         Err(error) => error,
     };
@@ -115,10 +115,10 @@ pub(in crate::engine) fn claim_disk(
         return Ok(Claim::Stuck(refused.to_string()));
     }
     if mode != Mode::Udev || !users.has_only_udev() {
-        return Err(usage::refuse(disk, &users.found).caused_by(refused));
+        return Err(usage::in_use_error(disk, &users.found).caused_by(refused));
     }
     uevent::settle_again(watch, mode, roots, disk.dir(), deadline)?;
-    let refused = match try_claim(lane, disk, roots, deadline) {
+    let refused = match try_claim(queue, disk, roots, deadline) {
         Ok(file) => return Ok(Claim::Held(Arc::new(file))),
         Err(error) => error,
     };
@@ -128,7 +128,7 @@ pub(in crate::engine) fn claim_disk(
         return Ok(Claim::Unreachable(refused.to_string()));
     }
     if refused.kind() == ErrorKind::InUse {
-        return Err(usage::refuse(disk, &users.found).caused_by(refused));
+        return Err(usage::in_use_error(disk, &users.found).caused_by(refused));
     }
     Err(refused)
 }
@@ -156,11 +156,11 @@ pub(in crate::engine) fn write_back(
     let mark = FailedFlush::of(engine.roots(), disk)?;
     let earlier = mark.read()?;
     if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
-        return Err(failed_flush::refuse(disk, earlier));
+        return Err(failed_flush::lost_data_error(disk, earlier));
     }
     let (roots, own) = (engine.roots().clone(), disk.clone());
-    let flushed = run(
-        lane_of(engine, disk),
+    let flushed = run_in_queue(
+        host_queue_of(engine, disk),
         Stage::Flush,
         &format!("{} to write back", disk.name()),
         limit,
@@ -197,7 +197,7 @@ pub(in crate::engine) fn write_back_below_map(
     let mark = FailedFlush::of(engine.roots(), disk)?;
     match FailedFlush::read_of(engine.roots(), disk)? {
         Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
-        Some(earlier) => return Err(failed_flush::refuse(disk, &earlier)),
+        Some(earlier) => return Err(failed_flush::lost_data_error(disk, &earlier)),
         None => {}
     }
     let (file, own, roots) = (Arc::clone(file), disk.clone(), engine.roots().clone());
@@ -211,8 +211,8 @@ pub(in crate::engine) fn write_back_below_map(
             _ => Ok(dropped.and_then(|()| own.flush(&roots, file))),
         }
     };
-    let flushed = run(
-        lane_of(engine, disk),
+    let flushed = run_in_queue(
+        host_queue_of(engine, disk),
         Stage::Flush,
         &format!("{} to write back", disk.name()),
         deadline,
@@ -227,7 +227,7 @@ pub(in crate::engine) fn write_back_below_map(
     }
 }
 
-fn lane_of<'a>(engine: &'a Engine, disk: &BlockDevice) -> HostQueue<'a> {
+fn host_queue_of<'a>(engine: &'a Engine, disk: &BlockDevice) -> HostQueue<'a> {
     if NbdIndex::of_name(disk.name()).is_some() {
         return None;
     }
@@ -266,7 +266,7 @@ pub(in crate::engine) fn flush(
 ) -> Result<Flush> {
     let is_marked = mark.begin()?;
     let flushed =
-        worker::run_with_own_fd_table_and(file, |file| flush_in_its_state(roots, disk, file));
+        worker::run_with_own_fd_table_and(file, |file| flush_pages_and_cache(roots, disk, file));
     match &flushed {
         // A process that may not drop the pages has lost nothing.
         Err(error) if error.kind() != ErrorKind::NotPermitted => mark.set(error),
@@ -278,7 +278,7 @@ pub(in crate::engine) fn flush(
 
 /// If all pages are written, a flush of the unit's cache that the path's ALUA access state
 /// refuses has lost nothing.
-fn flush_in_its_state(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
+fn flush_pages_and_cache(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
     disk.drop_pages(roots, file)?;
     let all_written = disk.write_pages(roots, file)?;
     let Err(error) = disk.flush(roots, file) else {
@@ -302,15 +302,15 @@ fn flush_in_its_state(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<
 /// The host's queue in which calls for a SCSI disk run; other disks have none.
 type HostQueue<'a> = Option<(&'a CallScheduler, Hctl)>;
 
-fn run<T: Send + 'static>(
-    lane: HostQueue<'_>,
+fn run_in_queue<T: Send + 'static>(
+    queue: HostQueue<'_>,
     stage: Stage,
     what: &str,
     deadline: Deadline,
     last_seen: impl FnOnce() -> String,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    match lane {
+    match queue {
         Some((scheduler, hctl)) => {
             let slot = scheduler.on_device(hctl, stage, what)?;
             slot.run(deadline, last_seen, call)
@@ -320,23 +320,23 @@ fn run<T: Send + 'static>(
 }
 
 fn try_claim(
-    lane: HostQueue<'_>,
+    queue: HostQueue<'_>,
     disk: &BlockDevice,
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<File> {
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
-    point!(ClaimToTake);
-    let claimed = run(
-        lane,
+    crash_point!(ClaimToTake);
+    let claimed = run_in_queue(
+        queue,
         Stage::Claim,
         &what,
         deadline,
         || "not returned".to_owned(),
         move || disk.open(&roots, OpenMode::Exclusive),
     )?;
-    point!(ClaimTaken);
+    crash_point!(ClaimTaken);
     Ok(claimed)
 }
 

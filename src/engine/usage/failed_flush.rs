@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::engine::lock::run_dir;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
@@ -42,7 +42,7 @@ impl FailedFlush {
         let text = text.filter(|text| !text.is_empty());
         let note = text.map(|text| Note::parse(&text));
         Ok(note.and_then(|note| match note.under_way() {
-            Some(errors) if errors_of(&self.disk) == errors => None,
+            Some(errors) if failed_commands_of(&self.disk) == errors => None,
             _ => Some(note.why),
         }))
     }
@@ -64,7 +64,7 @@ impl FailedFlush {
     pub(in crate::engine) fn begin(&self) -> Result<bool> {
         let first = matches!(self.read(), Ok(None));
         if first {
-            let errors = errors_of(&self.disk);
+            let errors = failed_commands_of(&self.disk);
             self.write(&format!("{UNDER_WAY}{errors} commands had failed before"))
                 .map_err(|error| error.at(Stage::Flush))?;
         }
@@ -88,19 +88,19 @@ impl FailedFlush {
             names: names_of(&self.disk),
         };
         let folder = self.path.parent().unwrap_or(Path::new("/"));
-        point!(FailedFlushToWrite);
+        crash_point!(FailedFlushToWrite);
         run_dir::make(folder)?;
         let written = note.write(&self.path);
         written.map_err(|error| Error::io("cannot write", &self.path, &error))?;
-        point!(FailedFlushWritten);
+        crash_point!(FailedFlushWritten);
         Ok(())
     }
 
     /// Removes the mark: the flush, or this life of the disk, has ended.
     pub(in crate::engine) fn clear(&self) {
-        point!(FailedFlushToClear);
+        crash_point!(FailedFlushToClear);
         let _never_written = fs::remove_file(&self.path);
-        point!(FailedFlushCleared);
+        crash_point!(FailedFlushCleared);
     }
 }
 
@@ -109,7 +109,7 @@ const UNDER_WAY: &str = "its process died while it was under way, when ";
 
 /// How many commands the device, or the devices below the map, have failed; 0 if the kernel
 /// does not count them, as for NBD.
-fn errors_of(disk: &BlockDevice) -> u64 {
+fn failed_commands_of(disk: &BlockDevice) -> u64 {
     let below = match Map::of_disk(disk) {
         Ok(Some(map)) => map.paths().unwrap_or_default(),
         _ => vec![disk.clone()],
@@ -122,7 +122,7 @@ fn errors_of(disk: &BlockDevice) -> u64 {
 }
 
 /// The size of a mark's file: a page of most file systems in memory.
-const ROOM: usize = 4096;
+const FILE_SIZE: usize = 4096;
 
 /// The content of a mark: the reason, and the names of the unit, one a line.
 struct Note {
@@ -151,12 +151,12 @@ impl Note {
         written
     }
 
-    /// The text in a file of [`ROOM`] bytes. A longer text loses its end.
+    /// The text in a file of [`FILE_SIZE`] bytes. A longer text loses its end.
     fn padded(&self) -> Vec<u8> {
         let mut text = self.to_string();
-        text.truncate(text.floor_char_boundary(ROOM));
+        text.truncate(text.floor_char_boundary(FILE_SIZE));
         let mut text = text.into_bytes();
-        text.resize(ROOM, b'\n');
+        text.resize(FILE_SIZE, b'\n');
         text
     }
 
@@ -184,7 +184,7 @@ fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
     identity.unwrap_or_default().names
 }
 
-/// What becomes of the marks of a loss that was reported.
+/// Whether to keep the marks of a loss that was reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum LossMarks {
     /// The next detach reports the loss again.
@@ -210,7 +210,7 @@ pub(in crate::engine) fn purge_stale(
         };
         let path = folder.join(&file);
         let disk = BlockDevice::at(&roots.sysfs.join("block").join(name));
-        let lives = match disk {
+        let is_current = match disk {
             Ok(Some(disk)) => FailedFlush::of(roots, &disk).is_ok_and(|mark| mark.path == path),
             Ok(None) => false,
             Err(_) => true,
@@ -221,21 +221,21 @@ pub(in crate::engine) fn purge_stale(
             .compare(&unit)
             .is_different();
         let of_unit = is_shared && !is_different;
-        if lives {
+        if is_current {
             continue;
         }
         losses.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
         if note.names.is_empty() || (of_unit && marks == LossMarks::Remove) {
-            point!(FailedFlushToSweep);
+            crash_point!(FailedFlushToSweep);
             let _swept_by_another = fs::remove_file(path);
-            point!(FailedFlushSwept);
+            crash_point!(FailedFlushSwept);
         }
     }
     losses
 }
 
 /// The error in place of a flush that would prove nothing.
-pub(in crate::engine) fn refuse(disk: &BlockDevice, earlier: &str) -> Error {
+pub(in crate::engine) fn lost_data_error(disk: &BlockDevice, earlier: &str) -> Error {
     let message = format!(
         "an earlier flush of {} failed, and the data written before is lost ({earlier}): a \
          later flush proves nothing; to detach it anyway, abandon unwritten data",
@@ -254,11 +254,11 @@ mod tests {
     #[test]
     fn a_reason_that_is_longer_than_the_room_is_cut_between_two_characters() {
         let note = Note {
-            why: format!("a{}", "é".repeat(ROOM)),
+            why: format!("a{}", "é".repeat(FILE_SIZE)),
             names: Vec::new(),
         };
         let text = String::from_utf8(note.padded()).unwrap();
-        assert_eq!(text.len(), ROOM);
+        assert_eq!(text.len(), FILE_SIZE);
         assert!(text.starts_with("aé"), "{text}");
     }
 

@@ -1,4 +1,5 @@
-//! What a user of a disk is to lunbd: a prober of udev or multipathd, or a flush of its own.
+//! Tells apart the users of a disk: a prober of udev or multipathd, a flush of lunbd, or another
+//! user.
 
 use crate::error::Holder;
 

@@ -181,7 +181,7 @@ impl UserSearch {
     fn add_opener(&mut self, roots: &Roots, device: DevNo, opener: Opener) -> Result<()> {
         let (pid, command, writes) = (opener.pid, opener.command, opener.writes);
         let holder = match opener.means {
-            Means::Descriptor if self.serves(roots, pid, device)? => return Ok(()),
+            Means::Descriptor if self.runs_connect_ioctl(roots, pid, device)? => return Ok(()),
             Means::Descriptor => Holder::Open {
                 pid,
                 command,
@@ -214,7 +214,7 @@ impl UserSearch {
     /// such a process writes nothing. sysfs shows the thread (`drivers/block/nbd.c`,
     /// `nbd_start_device`). A device with a backend id was connected over netlink: the thread
     /// that did so may have ended, and another may have its number by now.
-    fn serves(&self, roots: &Roots, process: u32, device: DevNo) -> Result<bool> {
+    fn runs_connect_ioctl(&self, roots: &Roots, process: u32, device: DevNo) -> Result<bool> {
         let disk = self.devices.iter().map(|(_, disk)| disk);
         let disk = disk.filter(|disk| disk.name().starts_with("nbd") && !disk.is_partition());
         let mut disk = disk.filter(|disk| disk.devno() == device);

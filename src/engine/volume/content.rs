@@ -20,7 +20,7 @@ impl Engine {
     /// Writes into the journal what udev has read of the attached volumes, and the TLS of
     /// their last connections. What cannot be written now is written at the next event, or
     /// at the next attach.
-    pub(crate) fn learn_contents(&self, journal: &Journal, found: &[VolumeStatus]) {
+    pub(crate) fn record_contents(&self, journal: &Journal, found: &[VolumeStatus]) {
         /// A write to the journal takes less than this.
         const LIMIT: Duration = Duration::from_secs(5);
         let is_attached = |there: &&VolumeStatus| {
@@ -35,7 +35,7 @@ impl Engine {
             let Ok(guard) = journal.guard(&there.volume, None, no_wait) else {
                 continue;
             };
-            if let Err(error) = learn_content(self, &guard, Deadline::after(LIMIT)) {
+            if let Err(error) = record_content(self, &guard, Deadline::after(LIMIT)) {
                 tracing::warn!(%error, volume = %there.volume, "cannot record its content names");
             }
         }
@@ -46,7 +46,7 @@ impl Engine {
 ///
 /// # Errors
 /// Those of reading sysfs or udev's record, and of writing the journal.
-pub(super) fn learn_content(
+pub(super) fn record_content(
     engine: &Engine,
     guard: &Arc<VolumeGuard>,
     deadline: Deadline,
@@ -57,7 +57,7 @@ pub(super) fn learn_content(
         && let Some(outcome) = &mut record.outcome
         && let Some(device) = device_of_backend(engine, &nbd.backend)?
     {
-        let names = newly_read(engine, &device, &nbd.backend, outcome)?;
+        let names = new_names_by_udev(engine, &device, &nbd.backend, outcome)?;
         let tls = known_tls(engine, &device, &nbd.backend, outcome.tls.as_ref());
         if names.is_some() || tls != outcome.tls {
             outcome.content = names.or(outcome.content.take());
@@ -70,7 +70,7 @@ pub(super) fn learn_content(
 
 /// The names that udev has read of the volume's device, where the journal lacks one of
 /// them.
-fn newly_read(
+fn new_names_by_udev(
     engine: &Engine,
     device: &NbdDevice,
     backend: &BackendId,
@@ -82,12 +82,12 @@ fn newly_read(
     let read = device.content_by_udev(engine.roots())?.unwrap_or_default();
     // Another process may have detached it, and udev's record may be of the next volume.
     let is_its_own = device.backend()?.as_deref() == Some(backend.as_str());
-    let is_news = is_its_own && is_news(&read, outcome.content.as_deref());
-    Ok(is_news.then_some(read))
+    let is_new = is_its_own && has_new_name(&read, outcome.content.as_deref());
+    Ok(is_new.then_some(read))
 }
 
 /// Whether one of the names is news. No name proves nothing, since udev's read may have failed.
-fn is_news(read: &[ContentName], known: Option<&[ContentName]>) -> bool {
+fn has_new_name(read: &[ContentName], known: Option<&[ContentName]>) -> bool {
     let known = known.unwrap_or_default();
     !read.iter().all(|name| known.contains(name))
 }
@@ -110,13 +110,13 @@ mod tests {
     fn a_name_is_news_where_the_journal_lacks_it() {
         // An earlier version wrote the UUID of a btrfs alone.
         let (fs, both) = (names(&["fs"]), names(&["fs", "btrfs"]));
-        assert!(is_news(&fs, None));
-        assert!(is_news(&fs, Some(&[])));
-        assert!(is_news(&fs, Some(&names(&["luks"]))));
-        assert!(is_news(&both, Some(&fs)));
-        assert!(!is_news(&fs, Some(&both)));
-        assert!(!is_news(&both, Some(&both)));
-        assert!(!is_news(&[], Some(&fs)));
+        assert!(has_new_name(&fs, None));
+        assert!(has_new_name(&fs, Some(&[])));
+        assert!(has_new_name(&fs, Some(&names(&["luks"]))));
+        assert!(has_new_name(&both, Some(&fs)));
+        assert!(!has_new_name(&fs, Some(&both)));
+        assert!(!has_new_name(&both, Some(&both)));
+        assert!(!has_new_name(&[], Some(&fs)));
     }
 
     #[test]

@@ -13,8 +13,8 @@ use crate::engine::nbd::backend::device_of_backend;
 use crate::engine::timing::StageObserver;
 use crate::engine::unit::place::may_be_one_unit;
 use crate::engine::usage::{Extent, users_of};
-use crate::engine::volume::address_scan::{
-    address_scan, is_being_scanned, leads_to_another, scsi_addresses_of,
+use crate::engine::volume::devices_at_sources::{
+    devices_at_sources, is_being_scanned, leads_to_another, scsi_addresses_of,
 };
 use crate::engine::volume::of_target::detached_before;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -148,7 +148,7 @@ pub(super) fn detach_guarded(
         intent: Some(Intent::now(operation)),
         ..record.clone()
     };
-    guard.begin(intent, deadline)?;
+    guard.write_intent(intent, deadline)?;
     let detach = GuardedDetach {
         engine,
         guard,
@@ -160,7 +160,7 @@ pub(super) fn detach_guarded(
         Ok(mut detachment) => {
             detachment.volume = Some(record.volume.clone());
             let detached = Detached::of(&detachment);
-            return match guard.finish(record, detached, deadline.for_rollback()) {
+            return match guard.record_detach(record, detached, deadline.for_rollback()) {
                 Ok(()) => Ok(detachment),
                 Err(error) => Err(DetachFailure::after(error, detachment.receipt)),
             };
@@ -213,11 +213,12 @@ impl GuardedDetach<'_> {
             return self.detach_at(&record.spec.sources);
         }
         if let Some(name) = names.first() {
-            // Asked before the detach logs out the sessions over which the kernel scans.
-            let may_come = is_being_scanned(engine, record)?;
+            // The call checks for scans before the detach logs out the sessions over which
+            // the kernel scans.
+            let is_scanned = is_being_scanned(engine, record)?;
             let unit = DetachTarget::Unit(name.clone());
             let detachment = engine.detach(self.how.request(unit), self.deadline)?;
-            if record.outcome.is_some() && !may_come {
+            if record.outcome.is_some() && !is_scanned {
                 return Ok(detachment);
             }
             // A scan may have brought a device whose identity nobody has read yet.
@@ -237,7 +238,7 @@ impl GuardedDetach<'_> {
     /// Whether a volume whose unit is not identified yet has several paths now, all of one
     /// unit without a unique name. A map may hold them.
     fn has_weak_paths(&self) -> Result<bool> {
-        let devices = address_scan(self.engine, self.record)?.scsi;
+        let devices = devices_at_sources(self.engine, self.record)?.scsi;
         let mut identities = Vec::new();
         for device in &devices {
             identities.push(device.cached_identity()?);

@@ -15,7 +15,7 @@ use crate::engine::iscsi::sessions::{LOGIN, destroy_incomplete};
 use crate::engine::journal::{Journal, Operation, Problem, Record, VolumeGuard};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::telemetry::{self, Call};
-use crate::engine::volume::content::learn_content;
+use crate::engine::volume::content::record_content;
 use crate::engine::volume::detach::{detach_guarded, wait_for_probe_of};
 use crate::engine::volume::recover::observe::{Observed, find_foreign, observe};
 use crate::engine::volume::resize::resize_guarded;
@@ -134,18 +134,24 @@ impl Engine {
         volume: &VolumeId,
         deadline: Deadline,
     ) -> Option<Recovered> {
-        recover_one(self, journal, volume, PATIENCE, deadline)
+        recover_one(self, journal, volume, SERVER_LIMIT, deadline)
     }
 }
 
 fn recover_all(engine: &Engine, journal: &Journal, deadline: Deadline) -> Result<Recovery> {
     let records = journal.records();
-    let patience = patience(records.len(), deadline);
-    let one = |record: &Record| recover_one(engine, journal, &record.volume, patience, deadline);
+    let server_limit = server_limit(records.len(), deadline);
+    let one =
+        |record: &Record| recover_one(engine, journal, &record.volume, server_limit, deadline);
     let ended = pool::each(Stage::Resolve, &records, one);
     let without_end = |record: &Record, error| {
         let seen = "the search for it did not finish".to_owned();
-        Recovered::failed(record.volume.clone(), under_way(record), seen, error)
+        Recovered::failed(
+            record.volume.clone(),
+            condition_by_intent(record),
+            seen,
+            error,
+        )
     };
     let volumes = records
         .iter()
@@ -172,7 +178,7 @@ fn recover_one(
     engine: &Engine,
     journal: &Journal,
     volume: &VolumeId,
-    patience: Duration,
+    server_limit: Duration,
     deadline: Deadline,
 ) -> Option<Recovered> {
     let failed = |condition, seen, error| Recovered::failed(volume.clone(), condition, seen, error);
@@ -181,7 +187,7 @@ fn recover_one(
         Err(error) => {
             let seen = "another thread works on it".to_owned();
             let record = journal.record(volume)?;
-            return Some(failed(under_way(&record), seen, error));
+            return Some(failed(condition_by_intent(&record), seen, error));
         }
     };
     let record = guard.record()?;
@@ -189,18 +195,24 @@ fn recover_one(
         Ok(seen) => seen,
         Err(error) => {
             let seen = "it could not be looked for".to_owned();
-            return Some(failed(under_way(&record), seen, error));
+            return Some(failed(condition_by_intent(&record), seen, error));
         }
     };
     let condition = seen.condition(&record);
-    let (condition, action) = match act(
-        engine, &guard, &record, &seen, condition, patience, deadline,
+    let (condition, action) = match finish_or_undo(
+        engine,
+        &guard,
+        &record,
+        &seen,
+        condition,
+        server_limit,
+        deadline,
     ) {
         Ok(done) => done,
         Err(error) => (condition, Action::Failed(error)),
     };
     if condition == Condition::Complete
-        && let Err(error) = learn_content(engine, &guard, deadline)
+        && let Err(error) = record_content(engine, &guard, deadline)
     {
         tracing::warn!(%error, "cannot record its content names");
     }
@@ -217,23 +229,23 @@ fn recover_one(
     })
 }
 
-fn act(
+fn finish_or_undo(
     engine: &Engine,
     guard: &Arc<VolumeGuard>,
     record: &Record,
     seen: &Observed,
     condition: Condition,
-    patience: Duration,
+    server_limit: Duration,
     deadline: Deadline,
 ) -> Result<(Condition, Action)> {
     let operation = record.intent.as_ref().map(|intent| intent.operation);
-    let stands = !matches!(seen, Observed::Nothing);
+    let is_there = !matches!(seen, Observed::Nothing);
     let without_intent = || Record {
         intent: None,
         ..record.clone()
     };
     let action = match operation {
-        None => return look_after(engine, record, seen, condition, patience, deadline),
+        None => return heal_attached(engine, record, seen, condition, server_limit, deadline),
         Some(Operation::Detach { abandon_unwritten }) => {
             let how = DetachVolume {
                 abandon: abandon_unwritten,
@@ -246,8 +258,9 @@ fn act(
             detach_guarded(engine, guard, without_intent(), &how, deadline)?;
             Action::Finished
         }
-        Some(Operation::Attach) if stands => {
-            let (_, healed) = look_after(engine, record, seen, condition, patience, deadline)?;
+        Some(Operation::Attach) if is_there => {
+            let (_, healed) =
+                heal_attached(engine, record, seen, condition, server_limit, deadline)?;
             if matches!(healed, Action::Failed(_)) {
                 return Ok((Condition::LinkDead, healed));
             }
@@ -266,7 +279,7 @@ fn act(
             let how = DetachVolume::default();
             detach_guarded(engine, guard, record.clone(), &how, deadline)?;
             // No caller got the device.
-            guard.undo(deadline.for_rollback())?;
+            guard.restore_record(deadline.for_rollback())?;
             Action::Undone
         }
         Some(Operation::Attach | Operation::Resize { .. }) => {
@@ -277,35 +290,35 @@ fn act(
     Ok((condition, action))
 }
 
-/// Asks the server of an attached NBD device whether it lives, and has the kernel read
-/// the size of a SCSI path again that it takes for empty.
-fn look_after(
+/// Heals an attached NBD device if its server does not answer. Makes the kernel read the
+/// size again of a SCSI path that it takes for empty.
+fn heal_attached(
     engine: &Engine,
     record: &Record,
     seen: &Observed,
     condition: Condition,
-    patience: Duration,
+    server_limit: Duration,
     deadline: Deadline,
 ) -> Result<(Condition, Action)> {
     if let Observed::Answers { without_size, .. } = seen
         && !without_size.is_empty()
     {
-        return Ok(match have_sizes_read(engine, without_size, deadline) {
+        return Ok(match reread_sizes(engine, without_size, deadline) {
             Ok(()) => (condition, Action::Healed),
             Err(error) => (Condition::LinkDead, Action::Failed(error)),
         });
     }
     let source = record.spec.sources.first();
-    let stands = matches!(condition, Condition::Complete | Condition::HalfAttached);
-    let Some(source @ Source::Nbd(_)) = source.filter(|_| stands) else {
+    let is_there = matches!(condition, Condition::Complete | Condition::HalfAttached);
+    let Some(source @ Source::Nbd(_)) = source.filter(|_| is_there) else {
         return Ok((condition, Action::Nothing));
     };
-    let limit = deadline.at_most(patience);
+    let limit = deadline.at_most(server_limit);
     let healing = engine.heal_source(source, &record.nbd_options(), limit)?;
     Ok(observe::after_healing(condition, healing))
 }
 
-fn have_sizes_read(engine: &Engine, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
+fn reread_sizes(engine: &Engine, paths: &[ScsiDevice], deadline: Deadline) -> Result<()> {
     for device in paths {
         if !scsi::reread_size(device, &engine.scheduler, deadline)? {
             let hctl = device.hctl();
@@ -317,17 +330,17 @@ fn have_sizes_read(engine: &Engine, paths: &[ScsiDevice], deadline: Deadline) ->
 }
 
 /// A server that is back answers within this time; the healer waits for other servers.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SERVER_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long one of `count` volumes may wait for its server. If there are more volumes than
 /// threads, the time is shorter, so that some is left for the last ones.
-fn patience(count: usize, deadline: Deadline) -> Duration {
+fn server_limit(count: usize, deadline: Deadline) -> Duration {
     let rounds = u32::try_from(count.div_ceil(pool::MAX_THREADS)).unwrap_or(u32::MAX);
-    PATIENCE.min(deadline.remaining() / rounds.saturating_mul(2).max(1))
+    SERVER_LIMIT.min(deadline.remaining() / rounds.saturating_mul(2).max(1))
 }
 
 /// The condition of a volume that could not be looked for.
-fn under_way(record: &Record) -> Condition {
+fn condition_by_intent(record: &Record) -> Condition {
     match record.intent.as_ref().map(|intent| intent.operation) {
         Some(Operation::Detach { .. }) => Condition::HalfDetached,
         Some(_) => Condition::HalfAttached,
@@ -343,9 +356,9 @@ mod tests {
     fn volumes_whose_servers_are_away_leave_time_for_those_behind_them() {
         let limit = Duration::from_secs(60);
         let deadline = Deadline::after(limit);
-        assert_eq!(patience(1, deadline), PATIENCE);
+        assert_eq!(server_limit(1, deadline), SERVER_LIMIT);
         let many = 1000;
         let rounds = u32::try_from(many / pool::MAX_THREADS + 1).unwrap();
-        assert!(patience(many, deadline) * rounds <= limit / 2);
+        assert!(server_limit(many, deadline) * rounds <= limit / 2);
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn resize_guarded(
     }
     let mut intent = record.clone();
     intent.intent = Some(Intent::now(Operation::Resize { at_least }));
-    guard.begin(intent, deadline)?;
+    guard.write_intent(intent, deadline)?;
     let result = engine.resize(&request, deadline);
     let mut after = record;
     after.intent = None;

@@ -6,8 +6,8 @@ use crate::engine::detach::Detachment;
 use crate::engine::detach::receipt::DetachFailure;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageObserver;
-use crate::engine::volume::address_scan::is_renumbered;
 use crate::engine::volume::detach::detach_guarded;
+use crate::engine::volume::devices_at_sources::is_renumbered;
 use crate::id::{Hctl, Source, Wwid};
 use crate::kernel::Roots;
 

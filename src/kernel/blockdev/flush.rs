@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 
 use super::BlockDevice;
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::{OpenMode, Roots};
 
@@ -20,7 +20,7 @@ impl BlockDevice {
     /// # Errors
     /// `NotPermitted` without `CAP_SYS_ADMIN`.
     pub(crate) fn drop_pages(&self, roots: &Roots, file: &File) -> Result<()> {
-        point!(FlushToBegin);
+        crash_point!(FlushToBegin);
         self.on_each(roots, file, |device, file| {
             let dropped = roots.devices.drop_pages(file);
             dropped.map_err(|error| device.failed("cannot drop the page cache of", roots, &error))
@@ -56,7 +56,7 @@ impl BlockDevice {
             let synced = roots.devices.sync(file);
             synced.map_err(|error| device.failed("cannot flush", roots, &error))
         })?;
-        point!(FlushSynced);
+        crash_point!(FlushSynced);
         Ok(())
     }
 
@@ -64,18 +64,18 @@ impl BlockDevice {
         &self,
         roots: &Roots,
         file: &File,
-        mut act: impl FnMut(&Self, &File) -> Result<()>,
+        mut operation: impl FnMut(&Self, &File) -> Result<()>,
     ) -> Result<()> {
         for partition in self.partitions()? {
             let opened = partition.open(roots, OpenMode::Shared);
-            match opened.and_then(|opened| act(&partition, &opened)) {
+            match opened.and_then(|opened| operation(&partition, &opened)) {
                 // Another process removed the partition, and the kernel wrote it back at
                 // that time.
                 Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
                 done => done?,
             }
         }
-        act(self, file)
+        operation(self, file)
     }
 
     fn failed(&self, what: &str, roots: &Roots, error: &io::Error) -> Error {

@@ -59,12 +59,12 @@ impl CreateLock {
         let socket = match bind(roots, deadline.at_most(PORT_LIMIT))? {
             PortBinding::Bound(socket) => socket,
             PortBinding::Taken(holder) => {
-                let (socket, port) = bind_another()?;
+                let (socket, port) = bind_other_port()?;
                 tracing::warn!(
                     "{} has the netlink port -1: a session is made from the port {port}, and an \
                      iscsid that starts later takes it up; end that process where it is none of \
                      lunbd's",
-                    holder.words
+                    holder.description
                 );
                 socket
             }
@@ -97,7 +97,7 @@ impl CreateGuard {
                 let message = format!(
                     "{} has the netlink port from which sessions are made: end that process where \
                      it is none of lunbd's",
-                    holder.words
+                    holder.description
                 );
                 return Err(Error::new(ErrorKind::InUse, message));
             }
@@ -111,7 +111,7 @@ impl CreateGuard {
 
 /// The process that has the port -1 now, in words; `None` if no process has it.
 pub(crate) fn holder_of_port(roots: &Roots) -> Option<String> {
-    netlink_port::holder(roots, NETLINK_ISCSI, CREATOR_PORT).map(|holder| holder.words)
+    netlink_port::holder(roots, NETLINK_ISCSI, CREATOR_PORT).map(|holder| holder.description)
 }
 
 enum PortBinding {
@@ -126,7 +126,7 @@ fn bind(roots: &Roots, deadline: Deadline) -> Result<PortBinding> {
     let mut is_checked = false;
     loop {
         match open_as(CREATOR_PORT) {
-            Err(error) if is(&error, Errno::EADDRINUSE) => {}
+            Err(error) if has_errno(&error, Errno::EADDRINUSE) => {}
             opened => return opened.map(PortBinding::Bound),
         }
         if !is_checked || deadline.has_passed() {
@@ -147,7 +147,7 @@ fn bind(roots: &Roots, deadline: Deadline) -> Result<PortBinding> {
 
 /// Binds a random negative port. A daemon's port is its process number, which is positive. No
 /// process can hold all negative ports.
-fn bind_another() -> Result<(Socket, i32)> {
+fn bind_other_port() -> Result<(Socket, i32)> {
     let mut tries = 0;
     loop {
         let mut random = [0; 4];
@@ -158,7 +158,7 @@ fn bind_another() -> Result<(Socket, i32)> {
         let port = i32::from_ne_bytes(random) | i32::MIN;
         tries += 1;
         match open_as(port.cast_unsigned()) {
-            Err(error) if is(&error, Errno::EADDRINUSE) && tries < MAX_TRIES => {}
+            Err(error) if has_errno(&error, Errno::EADDRINUSE) && tries < MAX_TRIES => {}
             opened => return opened.map(|socket| (socket, port)),
         }
     }
@@ -195,7 +195,7 @@ fn lock(roots: &Roots, deadline: Deadline) -> Result<Flock<File>> {
     }
 }
 
-fn is(error: &Error, errno: Errno) -> bool {
+fn has_errno(error: &Error, errno: Errno) -> bool {
     error.errno() == Some(errno as i32)
 }
 

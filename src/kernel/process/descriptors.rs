@@ -14,8 +14,8 @@ use crate::kernel::Roots;
 /// directory, and one for each thread (`fs/proc/base.c`, `proc_task_getattr`).
 const LINKS_OF_ONE_THREAD: u64 = 3;
 
-/// Whether this error means that a process has ended, or has closed a descriptor. Any other
-/// error leaves open what is there: a process of uid 0 without `CAP_SYS_PTRACE` may list the
+/// Whether this error means that a process has ended, or has closed a descriptor. Any other error
+/// does not show what is there: a process of uid 0 without `CAP_SYS_PTRACE` may list the
 /// descriptors of other processes, but not look at one (`EACCES`).
 pub(in crate::kernel) fn has_gone(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);

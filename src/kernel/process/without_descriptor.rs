@@ -1,5 +1,5 @@
-//! What processes keep open without a descriptor: files that they have mapped, and files
-//! that they have registered with an `io_uring`.
+//! The files that processes keep open without a descriptor: they have mapped them, or
+//! registered them with an `io_uring`.
 //!
 //! The kernel shows both, and may not answer: a process that waits for a file server while it
 //! changes its memory blocks every reader of its mappings. Such a process is given up.

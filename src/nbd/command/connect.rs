@@ -7,7 +7,7 @@ use lunbd_sys::nbd as abi;
 use super::{
     NewTimeouts, Timeouts, backend_attribute, exchange, require_sockets, sockets_attribute,
 };
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -143,10 +143,10 @@ impl Connect {
         };
         let message = self.message();
         let stage = Stage::Connect;
-        point!(NbdToConnect);
+        crash_point!(NbdToConnect);
         let held = Box::new((self.sockets, locks));
         let answers = exchange(&message, held, &attempt, stage, roots, deadline)?;
-        point!(NbdConnected);
+        crash_point!(NbdConnected);
         let mut attributes = answers.iter().flat_map(|answer| &answer.attributes);
         attributes
             .find_map(|attribute| match attribute {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use lunbd_sys::nbd as abi;
 
 use super::{NewTimeouts, backend_attribute, exchange, require_sockets, sockets_attribute};
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -100,7 +100,7 @@ impl Reconfigure {
         };
         let message = self.message();
         let stage = Stage::Reconfigure;
-        point!(NbdToReconfigure);
+        crash_point!(NbdToReconfigure);
         exchange(
             &message,
             Box::new(self.sockets),
@@ -109,7 +109,7 @@ impl Reconfigure {
             roots,
             deadline,
         )?;
-        point!(NbdReconfigured);
+        crash_point!(NbdReconfigured);
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use lunbd_sys::nbd as abi;
 
 use super::{backend_attribute, exchange};
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 use crate::id::{BackendId, NbdIndex};
@@ -44,8 +44,8 @@ pub(crate) fn set_size(
         ..RefusedCommand::default()
     };
     let stage = Stage::Reconfigure;
-    point!(NbdToReconfigure);
+    crash_point!(NbdToReconfigure);
     exchange(&message, Box::new(()), &attempt, stage, roots, deadline)?;
-    point!(NbdReconfigured);
+    crash_point!(NbdReconfigured);
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 
 use super::server::Server;
 use super::wire::OptionCode;
-use super::{Answer, ask_for, greet, read_list, with_handshake_stage};
+use super::{Answer, greet, read_list, request_export, with_handshake_stage};
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::nbd::export::Export;
@@ -57,7 +57,7 @@ pub fn discover(
 ) -> Result<Vec<DiscoveredExport>> {
     with_handshake_stage(stream, deadline, |server| {
         greet(server)?;
-        ask(server)
+        discover_exports(server)
     })
 }
 
@@ -67,10 +67,10 @@ pub(in crate::nbd) fn discover_in_tls(
     stream: &mut (impl Read + Write),
     deadline: Deadline,
 ) -> Result<Vec<DiscoveredExport>> {
-    with_handshake_stage(stream, deadline, ask)
+    with_handshake_stage(stream, deadline, discover_exports)
 }
 
-fn ask<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<DiscoveredExport>> {
+fn discover_exports<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<DiscoveredExport>> {
     let listed = match read_list(server)? {
         Ok(listed) => listed,
         Err(refusal) => {
@@ -82,8 +82,8 @@ fn ask<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<DiscoveredExpo
     let mut knows_info = true;
     let mut length = 0;
     for listed in listed {
-        let told = if knows_info {
-            match ask_for(server, OptionCode::Info, &listed.name, &mut length)? {
+        let described = if knows_info {
+            match request_export(server, OptionCode::Info, &listed.name, &mut length)? {
                 Answer::Export(export) => export,
                 Answer::Refused(refusal) => {
                     knows_info = !refusal.is_unsupported();
@@ -102,7 +102,7 @@ fn ask<S: Read + Write>(server: &mut Server<'_, S>) -> Result<Vec<DiscoveredExpo
                 expected,
             ));
         }
-        let (export, error) = match told {
+        let (export, error) = match described {
             Ok(export) => (Some(export), None),
             Err(error) => (None, Some(error)),
         };

@@ -78,7 +78,11 @@ fn what_follows_the_ack_is_left_in_the_stream() {
     assert_eq!(stream.input, b"kernel");
     assert_eq!(
         stream.output,
-        [&[0, 0, 0, 3][..], &wire::ask_for(OptionCode::Go, "a")].concat()
+        [
+            &[0, 0, 0, 3][..],
+            &wire::export_request(OptionCode::Go, "a")
+        ]
+        .concat()
     );
 }
 

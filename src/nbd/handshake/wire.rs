@@ -94,7 +94,7 @@ pub(super) fn option(code: OptionCode, data: &[u8]) -> Vec<u8> {
 
 /// Encodes `OPT_GO` or `OPT_INFO` for the export `name`. It requests the block sizes,
 /// because a server may insist that a client does.
-pub(super) fn ask_for(code: OptionCode, name: &str) -> Vec<u8> {
+pub(super) fn export_request(code: OptionCode, name: &str) -> Vec<u8> {
     let length = u32::try_from(name.len()).unwrap_or(u32::MAX);
     let mut data = Vec::with_capacity(8 + name.len());
     data.extend(length.to_be_bytes());
@@ -220,7 +220,7 @@ mod tests {
         for (option, code) in [(OptionCode::Go, 7), (OptionCode::Info, 6)] {
             let mut expected = *b"IHAVEOPT\0\0\0\0\0\0\0\x0a\0\0\0\x02ab\0\x01\0\x03";
             expected[11] = code;
-            assert_eq!(ask_for(option, "ab"), expected);
+            assert_eq!(export_request(option, "ab"), expected);
         }
         assert_eq!(
             option(OptionCode::List, &[]),

@@ -31,8 +31,11 @@ const NO_VERSION: &str = "it has neither TLS 1.3 nor TLS 1.2";
 
 pub(super) fn of_tls(error: &TlsError, name: &str) -> Error {
     let (kind, why) = match error {
-        TlsError::InvalidCertificate(error) => (ErrorKind::IdentityMismatch, certificate(error)),
-        TlsError::AlertReceived(alert) => received(*alert),
+        TlsError::InvalidCertificate(error) => (
+            ErrorKind::IdentityMismatch,
+            explain_certificate_error(error),
+        ),
+        TlsError::AlertReceived(alert) => explain_alert(*alert),
         TlsError::PeerIncompatible(
             PeerIncompatible::ServerDoesNotSupportTls12Or13
             | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig,
@@ -62,13 +65,13 @@ pub(super) fn of_certificate(name: &str, was_shown: bool) -> Error {
                    tls-certificates=DIRECTORY: it has stopped, or does not accept the certificate";
         (ErrorKind::Unreachable, why)
     } else {
-        received(AlertDescription::CertificateRequired)
+        explain_alert(AlertDescription::CertificateRequired)
     };
     let message = format!("no TLS with the NBD server {name}: {why}");
     Error::new(kind, message).at(Stage::Tls)
 }
 
-fn certificate(error: &CertificateError) -> &'static str {
+fn explain_certificate_error(error: &CertificateError) -> &'static str {
     match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
             "its certificate has expired: the server needs a new one"
@@ -96,7 +99,7 @@ fn certificate(error: &CertificateError) -> &'static str {
     }
 }
 
-fn received(alert: AlertDescription) -> (ErrorKind, &'static str) {
+fn explain_alert(alert: AlertDescription) -> (ErrorKind, &'static str) {
     use AlertDescription as Alert;
     match alert {
         Alert::CertificateRequired | Alert::NoCertificate => (

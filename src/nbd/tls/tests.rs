@@ -149,7 +149,7 @@ fn agreed(
     let uri = NbdUri::tls("127.0.0.1", Some(port), "x", directory, Some(name)).unwrap();
     let deadline = Deadline::after(Duration::from_secs(60));
     let stream = OwnedFd::from(TcpStream::connect(("127.0.0.1", port)).unwrap());
-    let agreed = agree(&stream, uri.server(), uri.export(), deadline)
+    let agreed = negotiate_in_user_space(&stream, uri.server(), uri.export(), deadline)
         .and_then(|(export, session)| Ok((export.size, session?.1)));
     drop(stream);
     serving.join().unwrap();

@@ -17,7 +17,7 @@ impl State {
         match change {
             ChangeEvent::Device { devpath, removed } => self.handle_device(devpath, *removed),
             ChangeEvent::Transport { host } => {
-                self.retry_over(*host);
+                self.retry_over_host(*host);
                 self.refresh_lost_paths();
             }
             ChangeEvent::HostOrSession => {
@@ -54,7 +54,7 @@ impl State {
             // that only asks causes none.
             Some(tracked) if tracked.is_busy() => {
                 let asks = matches!(tracked.running(), Some(StepKind::Heal | StepKind::Verify));
-                tracked.dirty |= is_removed || asks;
+                tracked.needs_refresh |= is_removed || asks;
             }
             _ => self.refresh.request(volume),
         }

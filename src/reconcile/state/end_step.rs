@@ -36,7 +36,7 @@ impl State {
         self.counters.steps += 1;
         let tracked = self.tracked.entry(volume.clone()).or_default();
         (tracked.activity, tracked.ended) = (Activity::Idle, self.counters.steps);
-        if std::mem::take(&mut tracked.dirty) {
+        if std::mem::take(&mut tracked.needs_refresh) {
             self.refresh.request(volume);
         }
         if !has_failed {

@@ -79,7 +79,7 @@ impl State {
             // Sysfs, or this process's end of the link, may show the death first.
             tracked.died.get_or_insert_with(Instant::now);
         }
-        correct_sysfs(&mut status, tracked);
+        override_sysfs(&mut status, tracked);
         let is_complete = status.condition == Condition::Complete;
         let volume = status.volume.clone();
         let event = if was_complete && !is_complete {
@@ -148,8 +148,9 @@ fn is_back(known: &VolumeStatus, found: &VolumeStatus) -> bool {
     was_away || known.silent.iter().any(|path| runs(&path))
 }
 
-/// Replaces what sysfs shows by what the kernel's events and the device itself have said.
-fn correct_sysfs(status: &mut VolumeStatus, tracked: &mut Tracked) {
+/// Overrides the status from sysfs with the kernel's events and with the answer of the
+/// device itself.
+fn override_sysfs(status: &mut VolumeStatus, tracked: &mut Tracked) {
     if !is_there(status) {
         tracked.differs = None;
     }

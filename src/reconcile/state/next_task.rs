@@ -1,4 +1,4 @@
-//! What the loop does next.
+//! The next task of the loop.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::engine::journal::Failing;
 use crate::reconcile::event::Event;
 use crate::reconcile::refresh::Scope;
 
-/// What the loop does next, without the lock of the state.
+/// The next task of the loop, which it does without the lock of the state.
 #[derive(Debug)]
 pub(in crate::reconcile) enum Task {
     EndRun,

@@ -27,7 +27,7 @@ impl State {
 
     /// Retries the volumes whose paths over this host may be back. Where the host is
     /// unknown, or nothing is known on it, retries all.
-    pub(super) fn retry_over(&mut self, host: Option<HostNo>) {
+    pub(super) fn retry_over_host(&mut self, host: Option<HostNo>) {
         let known = self.transports.known().iter();
         let over = known.filter(|one| host.is_some_and(|host| one.is_on(host)));
         let over: Vec<ScsiTransport> = over.cloned().collect();

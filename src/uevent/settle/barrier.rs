@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::{Backoff, Deadline};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::{Roots, sysfs, worker};
@@ -80,7 +80,7 @@ impl<'a> Barriers<'a> {
         let (attribute, text) = (self.dir.join("uevent"), format!("change {uuid}"));
         let devices = self.roots.devices.clone();
         tracing::debug!(%uuid, dir = %self.dir.display(), "barrier");
-        point!(BarrierToSend);
+        crash_point!(BarrierToSend);
         worker::run(
             Stage::Settle,
             "the kernel to send a marked event",
@@ -92,7 +92,7 @@ impl<'a> Barriers<'a> {
             ErrorKind::Vanished => gone(self.dir).caused_by(error),
             _ => error,
         })?;
-        point!(BarrierSent);
+        crash_point!(BarrierSent);
         self.marks.push(uuid);
         self.last = Last::Requested(Deadline::after(self.pauses.pause()));
         Ok(())

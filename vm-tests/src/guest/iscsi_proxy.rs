@@ -304,7 +304,8 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
                 pdu = not_ready(&header);
             }
             if header[0] & 0x3f == DATA_IN {
-                match mine.breaks.lock().expect("what breaks").take() {
+                let breaks = mine.breaks.lock().expect("what breaks").take();
+                match breaks {
                     // The residual count.
                     Some(Part::Header) => pdu[HEADER - 1] ^= 1,
                     Some(Part::Data) => pdu[data_at(&header, mine.digests)] ^= 1,

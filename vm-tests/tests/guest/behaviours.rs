@@ -50,7 +50,8 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        if let Some(limit) = self.inquiry_limit.lock().unwrap().take() {
+        let limit = self.inquiry_limit.lock().unwrap().take();
+        if let Some(limit) = limit {
             let _ = fs::write(INQUIRY_LIMIT, limit);
         }
     }

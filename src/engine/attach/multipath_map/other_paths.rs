@@ -12,7 +12,7 @@ use crate::multipath::Map;
 use crate::scsi::{Identity, ScsiDevice};
 
 /// Refuses to return a path beside a map that holds other paths of its unit: data written
-/// to one is not visible through the other. A path that is in use stays as it is.
+/// to one is not visible through the other. The call leaves a path that is in use as it is.
 ///
 /// # Errors
 /// `Refused` if multipathd did not put the path into the map; `Unreachable` if multipathd
@@ -89,10 +89,10 @@ fn map_of_other_paths(
     Ok(None)
 }
 
-/// Refuses a map that holds a disk of another unit: what the kernel scanned there, or
-/// what answers there now, since the array has given the address to another volume.
-/// multipathd keeps such a path, and the map would read and write there. Each path that
-/// the caller has not named is asked who it is.
+/// Refuses a map that holds a disk of another unit. The kernel scanned that unit there, or
+/// it answers there now because the array has given the address to another volume.
+/// multipathd keeps such a path, and the map would read and write there. The call reads the
+/// identity of each path that the caller has not named.
 ///
 /// # Errors
 /// `IdentityMismatch`, naming the disk.

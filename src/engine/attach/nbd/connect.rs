@@ -23,10 +23,10 @@ pub(super) struct Connected {
     pub(super) lock: Arc<DeviceLock>,
 }
 
-/// What follows where a process has the device open.
+/// What the attach does if a process has the device open.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IfOpened {
-    /// It waits for the close, since no other device would do.
+    /// It waits for the close, since the caller wants this device and no other.
     Wait,
     Refuse,
 }
@@ -206,8 +206,9 @@ fn connect(
     })
 }
 
-/// Clears the failed flush of an earlier connection: its loss does not concern the next
-/// connection. The kernel numbers the lives of a disk, and a new connection begins no new one.
+/// Clears the mark of a failed flush of an earlier connection, whose loss does not concern the next
+/// connection. A new connection does not change the disk sequence number, so the mark would still
+/// count.
 pub(super) fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<()> {
     if let Some(device) = NbdDevice::find(roots, index)?
         && device.pid()?.is_none()

@@ -5,14 +5,14 @@ use crate::engine::nbd::same_volume::require_one_volume;
 use crate::engine::{AttachRequest, NbdOptions};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{ContentName, NbdUri};
-use crate::nbd::{Connection, Content, FirstBytes, is_other_content, spelt_content};
+use crate::nbd::{Connection, Content, FirstBytes, content_names_differ, describe_content_names};
 
 /// The first bytes that the server serves over its connections; `None` if it answers the read with
-/// an error. A caller that expects no name gets such a volume nevertheless.
+/// an error. The attach then continues if the caller expects no name.
 ///
 /// # Errors
 /// `IdentityMismatch` if two connections lead to different volumes.
-pub(super) fn of_all(
+pub(super) fn read_and_compare(
     connections: &[Connection],
     uri: &NbdUri,
     deadline: Deadline,
@@ -34,7 +34,7 @@ pub(super) fn of_all(
 }
 
 /// The error for connections on which the server reports different exports.
-pub(super) fn serves_two() -> Error {
+pub(super) fn exports_differ() -> Error {
     let message = "the NBD server reported different export parameters per connection";
     Error::new(ErrorKind::Protocol, message).at(Stage::Handshake)
 }
@@ -51,7 +51,7 @@ pub(super) fn require_expected(
     };
     let found = match content {
         Some(names) if names.contains(expected) => return Ok(()),
-        Some(names) => spelt_content(names),
+        Some(names) => describe_content_names(names),
         None => "content that its server does not let lunbd read".to_owned(),
     };
     let message = format!("the content of {uri} has {found}, expected {expected}");
@@ -59,8 +59,8 @@ pub(super) fn require_expected(
     Err(error.with_found(content.unwrap_or_default()))
 }
 
-/// Requires a name that the journal has of the volume, unless the caller accepts any content
-/// or expects a name, which is newer than the journal's.
+/// Requires that the volume still has a name that the journal has of it. The check is waived if the
+/// caller accepts any content, or expects a name, which is newer than the journal's.
 ///
 /// # Errors
 /// `IdentityMismatch` if the volume has none of the names that the journal has of it, or is
@@ -71,13 +71,13 @@ pub(super) fn require_known(
     uri: &NbdUri,
 ) -> Result<()> {
     let known = request.known_content.as_deref().unwrap_or_default();
-    let is_said = request.nbd.accepts_content || request.nbd.expected.is_some();
-    if is_said || known.is_empty() {
+    let is_waived = request.nbd.accepts_content || request.nbd.expected.is_some();
+    if is_waived || known.is_empty() {
         return Ok(());
     }
     let (kind, found) = match content {
-        Some(names) if !is_other_content(names, known) => return Ok(()),
-        Some(names) => (ErrorKind::IdentityMismatch, spelt_content(names)),
+        Some(names) if !content_names_differ(names, known) => return Ok(()),
+        Some(names) => (ErrorKind::IdentityMismatch, describe_content_names(names)),
         None => {
             let unread = "content that its server does not let lunbd read".to_owned();
             (ErrorKind::NotReady, unread)
@@ -86,7 +86,7 @@ pub(super) fn require_known(
     let message = format!(
         "the content of {uri} has {found}, and the volume had {} when it was read last: `attach \
          --accept-content` accepts it, and a detach of the volume forgets the old names",
-        spelt_content(known)
+        describe_content_names(known)
     );
     let error = Error::new(kind, message).at(Stage::Identify);
     Err(error.with_found(content.unwrap_or_default()))

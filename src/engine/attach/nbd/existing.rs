@@ -52,8 +52,8 @@ pub(super) fn attach_existing_nbd(
 }
 
 /// Requires that a device that is wanted over TLS is known to use TLS. The kernel does not
-/// show it. This process's connections, an id that is made of the URI, or the journal say
-/// it.
+/// show this. This process's connections, an id that is made of the URI, or the journal
+/// show it.
 fn require_tls_known(
     engine: &Engine,
     device: &NbdDevice,

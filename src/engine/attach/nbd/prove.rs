@@ -28,7 +28,7 @@ pub(super) fn prove_nbd(
     let (roots, disk) = (engine.roots(), device.disk());
     call.enter(Stage::Settle);
     let proof = settle_disk(engine, disk, watch, call.deadline)?;
-    let facts = device.marks()?;
+    let facts = device.connection_facts()?;
     if facts.pid.is_none() {
         let message = format!(
             "nbd{} was disconnected while it was attached",

@@ -13,7 +13,7 @@ use crate::kernel::Roots;
 /// The sessions of one attach, and the locks that keep them from being ended.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Sessions {
-    pub(super) shares: Vec<DeviceLock>,
+    pub(super) shared_locks: Vec<DeviceLock>,
     /// lunbd's sessions that the attach shares, no matter which process made them.
     pub(super) used: Vec<IscsiSession>,
     pub(super) new: Vec<NewSession>,
@@ -32,7 +32,7 @@ impl Sessions {
     /// those that another attach left to this one while it shared them: of several
     /// attaches that fail, the last one ends the session.
     pub(in crate::engine) fn rollback(self, roots: &Roots, deadline: Deadline) {
-        drop(self.shares);
+        drop(self.shared_locks);
         let is_new = |used: &IscsiSession| self.new.iter().any(|new| new.session == *used);
         for session in self.used.iter().filter(|used| !is_new(used)) {
             end_unused_best_effort(roots, session, deadline);

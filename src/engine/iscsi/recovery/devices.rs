@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::crash::point;
+use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::engine::iscsi::recovery::options::ATTEMPT_LIMIT;
 use crate::engine::iscsi::recovery::spawn::spawn;
@@ -28,9 +28,9 @@ pub(super) fn set_offline_running(
     deadline: Deadline,
 ) {
     let run = |device: &ScsiDevice| -> Result<()> {
-        point!(DeviceToRun);
+        crash_point!(DeviceToRun);
         scsi::set_running(device, scheduler, deadline)?;
-        point!(DeviceRuns);
+        crash_point!(DeviceRuns);
         tracing::info!(hctl = %device.hctl(), "runs again");
         Ok(())
     };

@@ -43,7 +43,7 @@ impl SessionRecovery {
             digests: known.unwrap_or(self.options.digests),
             logs_out_first: recovery.must_log_out(),
         };
-        recovery.begin(Instant::now() + attempt::ATTEMPT_OVERDUE);
+        recovery.begin_attempt(Instant::now() + attempt::ATTEMPT_OVERDUE);
         if let Err(error) = attempt.start(self.attempt_sender.clone(), self.watch.waker()) {
             let outcome = Err(error);
             return self.finish_attempt(AttemptDone {
@@ -77,7 +77,7 @@ impl SessionRecovery {
             ConnectionStatus::GivenUp if recovery.first_budget_report() => {
                 SessionRecoveryOutcome::BudgetSpent
             }
-            _ if recovery.is_new_failure(ErrorKind::TimedOut) => {
+            _ if recovery.record_failure(ErrorKind::TimedOut) => {
                 let what = "the current re-login attempt; no other starts meanwhile";
                 let error = Error::wait_expired(Stage::Session, attempt::ATTEMPT_OVERDUE, what);
                 let state = recovery.session().state()?;
@@ -112,16 +112,16 @@ impl SessionRecovery {
             }
             // Another process works on it, or the session is up, or gone.
             Ok(attempt::AttemptOutcome::NotOurs) => {
-                recovery.end(Instant::now());
+                recovery.end_attempt(Instant::now());
                 Ok(None)
             }
             Err(error) => {
                 tracing::debug!(session = %id, %error, "the session is not recovered yet");
                 if error.kind() == ErrorKind::NotPermitted {
-                    recovery.is_refused();
+                    recovery.note_refusal();
                 }
-                recovery.end(Instant::now());
-                let is_new = recovery.is_new_failure(error.kind());
+                recovery.end_attempt(Instant::now());
+                let is_new = recovery.record_failure(error.kind());
                 is_new
                     .then(|| self.report(id, SessionRecoveryOutcome::Failed(error)))
                     .transpose()

@@ -6,9 +6,9 @@ use crate::deadline::{Backoff, jittered};
 use crate::error::ErrorKind;
 use crate::iscsi::IscsiSession;
 
-/// How often to look again, over about two seconds, at a session that is lost by the
-/// kernel's notice and not yet by sysfs.
-const LOOKS: u32 = 14;
+/// How often to read sysfs again, over about two seconds, for a session whose loss the
+/// kernel has reported and sysfs does not show yet.
+const MAX_LOOKS: u32 = 14;
 
 #[derive(Debug)]
 pub(super) struct RecoveryState {
@@ -30,7 +30,7 @@ pub(super) struct RecoveryState {
     tries: u32,
     /// The kind of the last reported failure.
     failure: Option<ErrorKind>,
-    reported_spent: bool,
+    reported_budget_spent: bool,
     /// The target asked for a logout.
     logs_out_first: bool,
 }
@@ -64,7 +64,7 @@ impl RecoveryState {
             session,
             loss_reported: None,
             lost: false,
-            looks_left: LOOKS,
+            looks_left: MAX_LOOKS,
             due: Some(now),
             overdue: None,
             not_before: now,
@@ -72,7 +72,7 @@ impl RecoveryState {
             between_tries: Pauses::quick(),
             tries: 0,
             failure: None,
-            reported_spent: false,
+            reported_budget_spent: false,
             logs_out_first: false,
         }
     }
@@ -100,7 +100,7 @@ impl RecoveryState {
     }
 
     /// Delays the next attempt until `instant`.
-    pub(super) fn not_before(&mut self, instant: Option<Instant>) {
+    pub(super) fn delay_until(&mut self, instant: Option<Instant>) {
         if let Some(instant) = instant {
             self.not_before = instant.max(self.not_before);
         }
@@ -108,7 +108,7 @@ impl RecoveryState {
 
     /// Restarts the looks after a further notice of the kernel.
     pub(super) fn look_again_at(&mut self, now: Instant) {
-        self.looks_left = LOOKS;
+        self.looks_left = MAX_LOOKS;
         if !self.lost {
             self.due = self.due.map(|due| due.min(now));
         }
@@ -142,7 +142,7 @@ impl RecoveryState {
     }
 
     /// Records the start of an attempt, which should end by `ends`.
-    pub(in crate::engine) fn begin(&mut self, ends: Instant) {
+    pub(in crate::engine) fn begin_attempt(&mut self, ends: Instant) {
         self.tries = self.tries.saturating_add(1);
         self.due = None;
         self.overdue = Some(ends);
@@ -158,14 +158,15 @@ impl RecoveryState {
     }
 
     /// Records an attempt that ended without recovering the session.
-    pub(in crate::engine) fn end(&mut self, now: Instant) {
+    pub(in crate::engine) fn end_attempt(&mut self, now: Instant) {
         self.logs_out_first = false;
         self.overdue = None;
         self.due = Some(now + jittered(self.between_tries.backoff.pause()));
     }
 
-    /// Whether to report a failure of this kind.
-    pub(in crate::engine) fn is_new_failure(&mut self, failure: ErrorKind) -> bool {
+    /// Records a failure. Returns whether its kind is new, so that the failure must be
+    /// reported.
+    pub(in crate::engine) fn record_failure(&mut self, failure: ErrorKind) -> bool {
         self.failure.replace(failure) != Some(failure)
     }
 
@@ -173,12 +174,12 @@ impl RecoveryState {
     /// longer pauses cost nothing.
     pub(super) fn first_budget_report(&mut self) -> bool {
         self.between_tries.slow_down();
-        !std::mem::replace(&mut self.reported_spent, true)
+        !std::mem::replace(&mut self.reported_budget_spent, true)
     }
 
-    /// Slows down where the target refuses the login or fails to prove itself, which
-    /// takes another secret.
-    pub(in crate::engine) fn is_refused(&mut self) {
+    /// Records that the target refuses the login or fails to prove its identity. Only
+    /// another secret helps then, so the attempts slow down.
+    pub(in crate::engine) fn note_refusal(&mut self) {
         self.between_tries.slow_down();
     }
 }
@@ -205,7 +206,7 @@ mod tests {
             assert!(due > now);
             now = due;
         }
-        assert_eq!(looks, LOOKS);
+        assert_eq!(looks, MAX_LOOKS);
         assert!(now - start > Duration::from_secs(1), "{:?}", now - start);
         // The kernel reports the loss again.
         recovery.look_again_at(now);
@@ -221,9 +222,9 @@ mod tests {
         let mut recovery = recovery(now);
         assert_eq!(recovery.due(), Some(now));
         let pause = |recovery: &mut RecoveryState| {
-            recovery.begin(now);
+            recovery.begin_attempt(now);
             assert_eq!(recovery.due(), None);
-            recovery.end(now);
+            recovery.end_attempt(now);
             recovery.due().unwrap() - now
         };
         let pauses: Vec<_> = (0..12).map(|_| pause(&mut recovery)).collect();
@@ -243,16 +244,16 @@ mod tests {
         let now = Instant::now();
         let mut recovery = recovery(now);
         let later = now + Duration::from_secs(3);
-        recovery.not_before(Some(later));
-        recovery.not_before(Some(now));
-        recovery.not_before(None);
+        recovery.delay_until(Some(later));
+        recovery.delay_until(Some(now));
+        recovery.delay_until(None);
         assert_eq!(recovery.due(), Some(later));
         // Neither a further notice nor a failed attempt shortens the wait.
         recovery.look_again_at(now);
         assert_eq!(recovery.due(), Some(later));
-        recovery.begin(now);
+        recovery.begin_attempt(now);
         assert_eq!(recovery.due(), None);
-        recovery.end(now);
+        recovery.end_attempt(now);
         assert_eq!(recovery.due(), Some(later));
     }
 
@@ -262,12 +263,12 @@ mod tests {
         let (ends, later) = (now + Duration::from_secs(15), now + Duration::from_secs(60));
         let mut recovery = recovery(now);
         assert_eq!(recovery.overdue(), None);
-        recovery.begin(ends);
+        recovery.begin_attempt(ends);
         assert_eq!(recovery.overdue(), Some(ends));
         recovery.check_again_at(later);
         // No second attempt starts beside it.
         assert_eq!((recovery.overdue(), recovery.due()), (Some(later), None));
-        recovery.end(now);
+        recovery.end_attempt(now);
         assert_eq!(recovery.overdue(), None);
     }
 
@@ -280,7 +281,7 @@ mod tests {
             ErrorKind::NotPermitted,
             ErrorKind::Unreachable,
         ];
-        let is_new = kinds.map(|kind| recovery.is_new_failure(kind));
+        let is_new = kinds.map(|kind| recovery.record_failure(kind));
         assert_eq!(is_new, [true, false, true, true]);
     }
 }

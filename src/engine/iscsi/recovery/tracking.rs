@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
 use crate::engine::iscsi::recovery::state::RecoveryState;
-use crate::engine::iscsi::recovery::{Known, SCAN_INTERVAL, SessionRecovery, devices};
+use crate::engine::iscsi::recovery::{KnownSession, SCAN_INTERVAL, SessionRecovery, devices};
 use crate::error::Result;
 use crate::id::SessionId;
 use crate::iscsi::pdu::AsyncMessage;
@@ -109,7 +109,7 @@ impl SessionRecovery {
                 let until = Instant::now() + wait;
                 self.known.entry(id).or_default().not_before = Some(until);
                 if let Some(recovery) = self.recoveries.get_mut(&id) {
-                    recovery.not_before(Some(until));
+                    recovery.delay_until(Some(until));
                 }
             }
             _ => {}
@@ -121,7 +121,7 @@ impl SessionRecovery {
 fn track<'a>(
     recoveries: &'a mut BTreeMap<SessionId, RecoveryState>,
     session: &IscsiSession,
-    known: &Known,
+    known: &KnownSession,
 ) -> &'a mut RecoveryState {
     let now = Instant::now();
     match recoveries.entry(session.id()) {
@@ -132,8 +132,8 @@ fn track<'a>(
         }
         Entry::Vacant(entry) => {
             let mut recovery = RecoveryState::new(session.clone(), now);
-            recovery.not_before(known.recovered.map(|at| at + MIN_RELOGIN_INTERVAL));
-            recovery.not_before(known.not_before);
+            recovery.delay_until(known.recovered.map(|at| at + MIN_RELOGIN_INTERVAL));
+            recovery.delay_until(known.not_before);
             entry.insert(recovery)
         }
     }

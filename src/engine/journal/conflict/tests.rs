@@ -32,13 +32,13 @@ fn a_volume_that_stands_is_refused_in_what_only_a_new_device_has_and_not_in_its_
             "blocks of 4096 bytes",
         ),
     ] {
-        let error = with_itself(&known, &spec(options)).unwrap_err();
+        let error = refuse_spec_change(&known, &spec(options)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
         let text = error.to_string();
         assert!(text.contains(why) && text.contains("pvc-1"), "{text}");
     }
     let slower = NbdOptions::default().io_timeout(Duration::from_secs(90));
-    with_itself(&known, &spec(slower)).unwrap();
+    refuse_spec_change(&known, &spec(slower)).unwrap();
 }
 
 const OURS: &str = "naa.5000c500a1b2c3d4";
@@ -87,12 +87,12 @@ fn identity(of_unit: &[&str]) -> Identity {
 #[test]
 fn a_volume_is_not_handed_out_as_another_unit_than_before() {
     let known = record(at("scsi:2:0:0:1", None), &[OURS]);
-    with_own_unit(&known, &identity(&[OURS])).unwrap();
-    let error = with_own_unit(&known, &identity(&[ANOTHERS])).unwrap_err();
+    refuse_other_unit(&known, &identity(&[OURS])).unwrap();
+    let error = refuse_other_unit(&known, &identity(&[ANOTHERS])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
     assert!(error.to_string().contains(ANOTHERS), "{error}");
     let unknown = record(at("scsi:2:0:0:1", None), &[]);
-    with_own_unit(&unknown, &identity(&[ANOTHERS])).unwrap();
+    refuse_other_unit(&unknown, &identity(&[ANOTHERS])).unwrap();
 }
 
 #[test]
@@ -100,7 +100,9 @@ fn a_volume_is_not_attached_in_place_as_another_unit_than_it_is() {
     let wanted = at("scsi:2:0:0:1", Some(ANOTHERS));
     let bar = |is: Option<&str>, of_unit: &[&str]| {
         let known = record(at("scsi:2:0:0:1", is), of_unit);
-        with_itself(&known, &wanted).err().map(|error| error.kind())
+        refuse_spec_change(&known, &wanted)
+            .err()
+            .map(|error| error.kind())
     };
     let mismatch = Some(ErrorKind::IdentityMismatch);
     assert_eq!(bar(None, &[OURS]), mismatch);
@@ -171,7 +173,7 @@ fn a_unit_with_a_name_that_others_may_have_is_a_volumes_only_where_its_source_le
     let (wanting, unit) = ("pvc-2".parse().unwrap(), identity(&[WEAK]));
     let may_be_shared = |places: &[&str]| {
         let places: Vec<PathPlace> = places.iter().copied().map(place).collect();
-        with_unit(&wanting, (&unit, &places), reservation).is_err()
+        refuse_shared_unit(&wanting, (&unit, &places), reservation).is_err()
     };
     let (there, another_lun, another_host) = ("2:0:0:1", "2:0:0:2", "3:0:0:1");
     assert!(reservation.owns(&unit, &place(there)));

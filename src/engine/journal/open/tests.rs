@@ -91,10 +91,10 @@ fn a_torn_record_that_cannot_be_set_aside_is_reported_in_its_place() {
 fn a_directory_of_other_files_is_not_read_as_a_journal() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("pvc-1.json"), "{}").unwrap();
-    let error = look(directory.path()).unwrap_err();
+    let error = read_view(directory.path()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     assert!(
-        look(&directory.path().join("not-there"))
+        read_view(&directory.path().join("not-there"))
             .unwrap()
             .problems
             .is_empty()

@@ -9,12 +9,12 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::nbd::known::current_links;
 use crate::engine::nbd::reconnect::NbdReconnect;
-use crate::engine::nbd::reconnect::evidence::{Evidence, Verdict, Witness};
+use crate::engine::nbd::reconnect::evidence::{Evidence, EvidenceSource, Verdict};
 use crate::engine::usage::{Extent, Holder, users_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::ContentName;
 use crate::kernel::sysfs;
-use crate::nbd::{Content, Difference, KnownContent, Link, spelt_content};
+use crate::nbd::{Content, Difference, KnownContent, Link, describe_content_names};
 use crate::uevent::Mode;
 
 impl NbdReconnect {
@@ -64,7 +64,7 @@ impl NbdReconnect {
         {
             return Ok(Some(difference(std::slice::from_ref(expected), true)));
         }
-        Ok(match evidence.judge(now) {
+        Ok(match evidence.compare(now) {
             Verdict::Same => None,
             Verdict::Doubt { from } => Some(difference(from, false)),
             Verdict::Other { from, by } => {
@@ -74,9 +74,9 @@ impl NbdReconnect {
         })
     }
 
-    /// Tells of other content than before, which the device has now, and has udev read it: its
-    /// record is evidence at the next heal, and udev itself reads a device only when a writer
-    /// closes it (`Documentation/ABI/testing/sysfs-uevent`).
+    /// Logs that the device has other content than before, and makes udev read it. udev's record is
+    /// evidence at the next heal, and udev itself reads a device only when a writer closes it
+    /// (`Documentation/ABI/testing/sysfs-uevent`).
     pub(super) fn note_other_content(&self, engine: &Engine, differences: &[Difference]) {
         let mut may_be_other = self.rule.accepts_any;
         for difference in differences {
@@ -104,7 +104,7 @@ impl NbdReconnect {
         let message = format!(
             "the content of nbd{} has {}, expected {expected}",
             self.index(),
-            spelt_content(names)
+            describe_content_names(names)
         );
         let error = Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify);
         Err(error.with_found(names))
@@ -122,7 +122,7 @@ impl NbdReconnect {
     fn nobody_writes(
         &self,
         engine: &Engine,
-        witness: Witness,
+        source: EvidenceSource,
         names: &[ContentName],
         deadline: Deadline,
     ) -> Result<bool> {
@@ -130,7 +130,7 @@ impl NbdReconnect {
         let users = users_of(engine, disk, Extent::All, deadline)?;
         let may_write = |user: &Holder| {
             // What udev reads now is not in its record yet.
-            (witness == Witness::Udev && user.is_of_udev())
+            (source == EvidenceSource::Udev && user.is_of_udev())
                 || matches!(
                     user,
                     Holder::Open { writes: true, .. }
@@ -158,7 +158,7 @@ impl NbdReconnect {
         };
         // No tool that formats can open the device while it is claimed. What claims it changes
         // bytes, but no name.
-        if witness != Witness::OurBytes && users.found.iter().any(claims) {
+        if source != EvidenceSource::OurBytes && users.found.iter().any(claims) {
             return Ok(true);
         }
         Ok(users.not_looked_at.is_empty() && !self.device.may_have_writes_in_flight()?)

@@ -1,14 +1,13 @@
-//! What is known of a volume whose server is away, and what it says about the content that a
-//! server serves now. The guide's page on NBD has these rules as a table.
+//! Compares what is known of a volume whose server is away with the content that a server serves
+//! now. The guide's page on NBD has these rules as a table.
 //!
-//! The device itself cannot be read, since its reads wait for the server. This process read
-//! the volume before the kernel had the connection, and its bytes stay the volume's until the
-//! kernel has completed a write. udev read the device when the last process that had it open
-//! for writing closed it. The names in a journal are as old as the last look of a process that
-//! keeps it.
+//! The device itself cannot be read, since its reads wait for the server. This process read the
+//! volume before the kernel had the connection, and its bytes stay the volume's until the kernel
+//! has completed a write. udev read the device when the last process that had it open for writing
+//! closed it. The names in a journal are those that a process with this journal read last.
 
 use crate::id::ContentName;
-use crate::nbd::{FirstBytes, KnownContent, is_other_content};
+use crate::nbd::{FirstBytes, KnownContent, content_names_differ};
 
 /// What each reader of the volume has seen.
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,13 +33,13 @@ pub(super) enum Verdict<'a> {
     /// The device had these names. It is another volume unless a process is writing.
     Other {
         from: &'a [ContentName],
-        by: Witness,
+        by: EvidenceSource,
     },
 }
 
-/// What contradicts the content.
+/// The evidence that contradicts the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Witness {
+pub(super) enum EvidenceSource {
     /// The names that this process read.
     OurNames,
     /// The bytes that this process read; neither content has a name.
@@ -55,7 +54,7 @@ impl<'a> Evidence<'a> {
         self.readings().any(|names| !names.is_empty())
     }
 
-    pub(super) fn judge(&self, now: &FirstBytes) -> Verdict<'a> {
+    pub(super) fn compare(&self, now: &FirstBytes) -> Verdict<'a> {
         let counted = |known: &&KnownContent| known.written.is_some();
         let ours = self.by_us.filter(counted);
         let ours = ours.filter(|known| known.written == self.written);
@@ -63,32 +62,32 @@ impl<'a> Evidence<'a> {
             return Verdict::Same;
         }
         let by = if now.names.is_empty() && ours.is_some_and(|known| known.first.names.is_empty()) {
-            Witness::OurBytes
+            EvidenceSource::OurBytes
         } else {
-            Witness::OurNames
+            EvidenceSource::OurNames
         };
         let ours = ours.map(|known| (&*known.first.names, by));
         // No name is no evidence: there are formats that udev does not tell apart.
         let udevs = self.by_udev.filter(|names| !names.is_empty());
-        let udevs = udevs.map(|names| (names, Witness::Udev));
-        let keeps_one = |(names, _): &(&[ContentName], Witness)| {
-            !names.is_empty() && !is_other_content(&now.names, names)
+        let udevs = udevs.map(|names| (names, EvidenceSource::Udev));
+        let keeps_one = |(names, _): &(&[ContentName], EvidenceSource)| {
+            !names.is_empty() && !content_names_differ(&now.names, names)
         };
         let (agree, contradict): (Vec<_>, Vec<_>) =
             [udevs, ours].into_iter().flatten().partition(keeps_one);
         match contradict.first() {
             Some(&(from, by)) if agree.is_empty() => Verdict::Other { from, by },
             Some(&(from, _)) => Verdict::Doubt { from },
-            None if agree.is_empty() => self.judge_by_old_names(&now.names),
+            None if agree.is_empty() => self.compare_old_names(&now.names),
             None => Verdict::Same,
         }
     }
 
     /// The verdict where each reading may be older than the last write.
-    fn judge_by_old_names(&self, now: &[ContentName]) -> Verdict<'a> {
+    fn compare_old_names(&self, now: &[ContentName]) -> Verdict<'a> {
         let agrees = |names: &[ContentName]| match names {
             [] => now.is_empty(),
-            names => !is_other_content(now, names),
+            names => !content_names_differ(now, names),
         };
         let mut named = self.readings().filter(|names| !names.is_empty());
         match named.next().or_else(|| self.readings().next()) {
@@ -133,13 +132,13 @@ mod tests {
     }
 
     /// The verdict in words about content with the names `now` and other bytes than before.
-    fn judged(evidence: Evidence<'_>, now: &str) -> String {
+    fn verdict_of(evidence: Evidence<'_>, now: &str) -> String {
         let spell = |names: &[ContentName]| {
             let kinds = names.iter().map(ToString::to_string);
             let kinds = kinds.map(|name| name.split('.').next().unwrap().to_owned());
             kinds.collect::<Vec<_>>().join(" ")
         };
-        match evidence.judge(&first(now, 1)) {
+        match evidence.compare(&first(now, 1)) {
             Verdict::Same => "same".to_owned(),
             Verdict::Doubt { from } => format!("doubt, had {}", spell(from)),
             Verdict::Other { from, by } => format!("not {} by {by:?}", spell(from)),
@@ -160,7 +159,7 @@ mod tests {
                 by_udev: Some(&of_others),
                 ..evidence
             };
-            assert_eq!(evidence.judge(&first(now, 0)), Verdict::Same);
+            assert_eq!(evidence.compare(&first(now, 0)), Verdict::Same);
         }
         for (by_us, now, expected) in [
             (&named, "fs", "same"),
@@ -170,7 +169,7 @@ mod tests {
             (&unnamed, "fs", "not  by OurNames"),
             (&unnamed, "", "not  by OurBytes"),
         ] {
-            assert_eq!(judged(ours(by_us), now), expected, "{now}");
+            assert_eq!(verdict_of(ours(by_us), now), expected, "{now}");
         }
     }
 
@@ -200,7 +199,11 @@ mod tests {
                 (None, "luks", "doubt, had fs"),
                 (None, "fs", "same"),
             ] {
-                assert_eq!(judged(evidence(by_udev), now), expected, "{by_us:?} {now}");
+                assert_eq!(
+                    verdict_of(evidence(by_udev), now),
+                    expected,
+                    "{by_us:?} {now}"
+                );
             }
         }
     }
@@ -222,7 +225,7 @@ mod tests {
             ("gpt", "not luks by Udev"),
             ("", "not luks by Udev"),
         ] {
-            assert_eq!(judged(evidence, now), expected, "{now}");
+            assert_eq!(verdict_of(evidence, now), expected, "{now}");
         }
     }
 
@@ -249,7 +252,7 @@ mod tests {
             (Some(&names("luks")), Some(&fs), "fs", "not luks by Udev"),
         ] {
             assert_eq!(
-                judged(evidence(by_udev, by_journal), now),
+                verdict_of(evidence(by_udev, by_journal), now),
                 expected,
                 "{now}"
             );
@@ -275,8 +278,8 @@ mod tests {
             (of_others(None, Some(&*device)), "doubt, had fs btrfs"),
             (of_others(None, Some(&fs)), "same"),
         ] {
-            assert_eq!(judged(evidence, "fs btrfs"), "same");
-            assert_eq!(judged(evidence, "fs btrfs'"), expected);
+            assert_eq!(verdict_of(evidence, "fs btrfs"), "same");
+            assert_eq!(verdict_of(evidence, "fs btrfs'"), expected);
         }
     }
 }

@@ -51,7 +51,7 @@ impl NbdReconnect {
             Some(Ok(())) => Ok(ProbeResult::Answers),
             Some(Err(error)) => {
                 tracing::debug!(%error, "a read failed");
-                self.still_there()?;
+                self.require_connected()?;
                 Ok(ProbeResult::Fails)
             }
             None => {
@@ -62,7 +62,7 @@ impl NbdReconnect {
     }
 
     /// Checks that the device is still connected under its own id.
-    pub(super) fn still_there(&self) -> Result<()> {
+    pub(super) fn require_connected(&self) -> Result<()> {
         let there = self.device.pid()?.is_some()
             && self.device.backend()?.as_deref() == Some(self.backend.as_str());
         if there {

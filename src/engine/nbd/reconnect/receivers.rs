@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::nbd::known::current_links;
-use crate::engine::nbd::receivers::{self, Receives, UNREAD};
+use crate::engine::nbd::receivers::{self, ReceiverCheck, UNREAD_LIMIT};
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::error::{Error, Result};
 use crate::nbd::Link;
@@ -31,7 +31,7 @@ impl NbdReconnect {
             }
             let unread_for = || self.unread_for(engine);
             let (reads, roots) = (&engine.nbd_reads, engine.roots());
-            let looked = receivers::look(
+            let checked = receivers::check(
                 reads,
                 &self.device,
                 roots,
@@ -39,12 +39,12 @@ impl NbdReconnect {
                 unread_for,
                 deadline,
             );
-            match looked {
-                Ok(Receives::OverEach) => break,
-                Ok(Receives::NotOverEach) => self.free_receivers(engine),
+            match checked {
+                Ok(ReceiverCheck::AllReceive) => break,
+                Ok(ReceiverCheck::NotAllReceive) => self.free_receivers(engine),
                 Err(error) => return Ok(Some(error)),
             }
-            let failure = self.fill(engine, deadline)?;
+            let failure = self.fill_slots(engine, deadline)?;
             if let Some(failure) = failure.filter(|_| self.has_dead(engine)) {
                 return Ok(Some(failure));
             }
@@ -69,7 +69,7 @@ impl NbdReconnect {
             if is_done {
                 return;
             }
-            if since.elapsed() >= UNREAD || deadline.has_passed() {
+            if since.elapsed() >= UNREAD_LIMIT || deadline.has_passed() {
                 let index = self.index();
                 tracing::warn!(%index, "the receiver of an ended connection is not done");
                 return;
@@ -88,7 +88,7 @@ impl NbdReconnect {
     /// If a reply stays unread in a connection, ends the others: the receiver of that
     /// connection may wait for one of theirs.
     pub(super) fn free_receivers(&self, engine: &Engine) {
-        if self.unread_for(engine) < UNREAD {
+        if self.unread_for(engine) < UNREAD_LIMIT {
             return;
         }
         tracing::warn!(index = %self.index(), "the kernel does not receive over each connection");

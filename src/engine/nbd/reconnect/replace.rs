@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::known::current_links;
 use crate::engine::nbd::reconnect::NbdReconnect;
-use crate::engine::nbd::reconnect::server::{ONE_TRY, Server};
+use crate::engine::nbd::reconnect::server::{DIAL_LIMIT, Server};
 use crate::engine::nbd::same_volume::require_same_volume;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdServer;
@@ -49,7 +49,8 @@ impl NbdReconnect {
         let (connection, mut differences) = self.dial_export(deadline)?;
         let mut content = None;
         if !differences.iter().any(Difference::prevents_reattach) {
-            // Taken before the read, since the read may miss what is written meanwhile.
+            // The counter is read first, since the read of the content may miss later
+            // writes.
             let written = self.device.written()?;
             let read = connection.content(deadline)?;
             differences.extend(self.other_content(engine, &read, deadline)?);
@@ -63,7 +64,7 @@ impl NbdReconnect {
     ///
     /// # Errors
     /// Every reason not to give the connection to the device.
-    fn dial_beside(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
+    fn dial_for_serving_device(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
         let (connection, differences) = self.dial_export(deadline)?;
         if let Some(refusal) = refused(&connection, &differences) {
             return Err(refusal);
@@ -96,7 +97,7 @@ impl NbdReconnect {
             &DeviceLock::of_connections(&self.backend),
             deadline,
         )?;
-        self.still_there()?;
+        self.require_connected()?;
         let received = lunbd_sys::socket::tcp_bytes_received(&server.stream).ok();
         let marking = nbd::timeouts_that_mark(self.timeouts);
         let reconfigure =
@@ -116,7 +117,7 @@ impl NbdReconnect {
         match adoption {
             Adoption::Taken => {
                 self.learn_timeout(&server.stream);
-                self.keep(engine, server)?;
+                self.keep_taken(engine, server)?;
             }
             Adoption::NotTaken => {}
             Adoption::Unseen => {
@@ -145,7 +146,7 @@ impl NbdReconnect {
     pub(super) fn keep_if_it_answered(
         &mut self,
         engine: &Engine,
-        unseen: UnprovenOffer,
+        unproven: UnprovenOffer,
     ) -> Result<()> {
         /// A simple reply without data (`proto.md`): magic, error, cookie.
         const SHORTEST_REPLY: u64 = 16;
@@ -154,16 +155,16 @@ impl NbdReconnect {
         const OF_TLS: u64 = 5 + 16;
         let is_tls = matches!(self.uri.server(), NbdServer::Tls { .. });
         let shortest = SHORTEST_REPLY + if is_tls { OF_TLS } else { 0 };
-        let now = lunbd_sys::socket::tcp_bytes_received(&unseen.server.stream).ok();
-        let brought = now.zip(unseen.received);
+        let now = lunbd_sys::socket::tcp_bytes_received(&unproven.server.stream).ok();
+        let brought = now.zip(unproven.received);
         if brought.is_some_and(|(now, before)| now < before + shortest) {
             return Ok(());
         }
-        self.keep(engine, unseen.server)
+        self.keep_taken(engine, unproven.server)
     }
 
     /// Keeps a connection that the kernel took.
-    fn keep(&mut self, engine: &Engine, server: Server) -> Result<()> {
+    fn keep_taken(&mut self, engine: &Engine, server: Server) -> Result<()> {
         let slots = self.device.slots(engine.roots())?;
         let mut links = current_links(engine, &self.device);
         let link = links
@@ -178,7 +179,7 @@ impl NbdReconnect {
             link.content = server.content;
         }
         link.tls = server.tls;
-        engine.nbd_reads.has_new_connection(self.index());
+        engine.nbd_reads.note_new_connection(self.index());
         self.adopted = Some(server.differences);
         Ok(())
     }
@@ -200,9 +201,13 @@ impl NbdReconnect {
 
     /// Dials and offers one connection after the other until every slot has one, as far as
     /// that can be known. Returns the error that prevented it.
-    pub(super) fn fill(&mut self, engine: &Engine, deadline: Deadline) -> Result<Option<Error>> {
+    pub(super) fn fill_slots(
+        &mut self,
+        engine: &Engine,
+        deadline: Deadline,
+    ) -> Result<Option<Error>> {
         /// For a connection that may not be needed.
-        const SHORT_TRY: Duration = Duration::from_secs(2);
+        const SHORT_DIAL_LIMIT: Duration = Duration::from_secs(2);
         /// How often the kernel is asked to replace a connection that has ended here: the
         /// kernel may not have seen that yet, or another process may have replaced it.
         const MOST_TRIES: u32 = 5;
@@ -213,17 +218,21 @@ impl NbdReconnect {
             if state.is_whole() || (state.dead == 0 && self.no_slot_is_dead) {
                 return Ok(None);
             }
-            let patience = if state.dead > 0 { ONE_TRY } else { SHORT_TRY };
+            let limit = if state.dead > 0 {
+                DIAL_LIMIT
+            } else {
+                SHORT_DIAL_LIMIT
+            };
             self.dials += 1;
-            let server = match self.dial_beside(engine, deadline.at_most(patience)) {
+            let server = match self.dial_for_serving_device(engine, deadline.at_most(limit)) {
                 Ok(server) => server,
                 Err(error) => return Ok(Some(error)),
             };
-            if let Some(unseen) = self.offer(engine, server, deadline)?
+            if let Some(unproven) = self.offer(engine, server, deadline)?
                 && state.dead > 0
             {
                 // The connection that it replaces has ended, so the kernel has room for it.
-                self.keep(engine, unseen.server)?;
+                self.keep_taken(engine, unproven.server)?;
             }
             let now = self.link_state(engine)?;
             if now.live > state.live {

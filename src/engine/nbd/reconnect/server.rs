@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::nbd::{Connection, Difference, KnownContent, TlsInfo};
 
 /// How long a server may take to answer.
-pub(super) const ONE_TRY: Duration = Duration::from_secs(10);
+pub(super) const DIAL_LIMIT: Duration = Duration::from_secs(10);
 
 /// A connection that was dialled, and not offered yet.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use crate::engine::nbd::backend::device_of_backend;
 use crate::engine::nbd::outcome::{HealOutcome, HealReport};
 use crate::engine::unit::place::{PathPlace, PlaceComparison};
 use crate::engine::unit::{KnownPath, PathIdentity, devices_named, paths_of};
-use crate::engine::volume::address_scan::address_scan;
+use crate::engine::volume::devices_at_sources::devices_at_sources;
 use crate::engine::volume::recover::{Action, Condition, Foreign};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, Wwid};
@@ -127,11 +127,11 @@ pub(super) fn observe(
         // Its names are not known yet, or none is unique: the device at its address
         // may be it.
         let own = Identity::of(names.iter().cloned());
-        for device in address_scan(engine, record)?.scsi {
+        for device in devices_at_sources(engine, record)?.scsi {
             let identity = device.cached_identity()?;
             let place = PathPlace::of(engine.roots(), &device);
             let is_other = record.outcome.is_some() && own.compare(&identity).is_different();
-            let is_other = is_other || guard.is_anothers(&identity, &place);
+            let is_other = is_other || guard.belongs_to_another(&identity, &place);
             if !is_other && !named_devices.contains(&device) {
                 named_devices.push(device);
             }
@@ -150,7 +150,7 @@ pub(super) fn observe(
             None => Observed::Nothing,
         });
     }
-    judge(engine, &paths, record.outcome.as_ref())
+    observe_paths(engine, &paths, record.outcome.as_ref())
 }
 
 fn map_of(engine: &Engine, names: &[Wwid]) -> Result<Option<Map>> {
@@ -162,7 +162,11 @@ fn map_of(engine: &Engine, names: &[Wwid]) -> Result<Option<Map>> {
     Ok(None)
 }
 
-fn judge(engine: &Engine, paths: &[KnownPath], outcome: Option<&Outcome>) -> Result<Observed> {
+fn observe_paths(
+    engine: &Engine,
+    paths: &[KnownPath],
+    outcome: Option<&Outcome>,
+) -> Result<Observed> {
     let mut live = Vec::new();
     let mut silent = Vec::new();
     let mut without_size = Vec::new();

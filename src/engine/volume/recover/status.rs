@@ -6,10 +6,10 @@ mod snapshot;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use crate::engine::iscsi::login::routes_as;
+use crate::engine::iscsi::login::routes_of_initiator;
 use crate::engine::journal::{Journal, JournalView, Operation, Outcome, Record, VolumeSpec};
 use crate::engine::nbd::known::{current_links, known_tls};
-use crate::engine::volume::address_scan::is_renumbered;
+use crate::engine::volume::devices_at_sources::is_renumbered;
 use crate::engine::volume::recover::Condition;
 use crate::engine::volume::recover::observe::{Observed, handed_out_disk};
 use crate::engine::volume::recover::status::snapshot::{Scanned, SysfsSnapshot};
@@ -120,11 +120,11 @@ impl VolumeStatus {
         new
     }
 
-    /// Records the paths of these routes that lead to none of the devices at `taken`.
-    fn note_missing_paths(&mut self, routes: Vec<Route>, taken: &BTreeSet<Hctl>) {
+    /// Records the paths of these routes that lead to none of the devices at `addresses`.
+    fn note_missing_paths(&mut self, routes: Vec<Route>, addresses: &BTreeSet<Hctl>) {
         for route in routes {
             match route.address {
-                Ok(hctl) if taken.contains(&hctl) => {}
+                Ok(hctl) if addresses.contains(&hctl) => {}
                 Ok(hctl) => self.unscanned.push(hctl),
                 Err(why) => {
                     if let RouteKind::Iscsi { portal, .. } = &route.via
@@ -274,8 +274,8 @@ fn survey_scsi(
     record: &Record,
 ) -> Result<Observed> {
     let routes = survey_routes(engine, found);
-    let there = scanned_of(engine, snapshot, record, &routes);
-    found.note_missing_paths(routes, &snapshot.taken);
+    let there = paths_of_volume(engine, snapshot, record, &routes);
+    found.note_missing_paths(routes, &snapshot.addresses);
     found.paths = there.iter().map(|scanned| scanned.device.hctl()).collect();
     found.paths.sort_unstable();
     let silent = there.iter().filter(|scanned| !scanned.runs);
@@ -317,7 +317,7 @@ fn survey_scsi(
 
 /// The devices that are paths of the volume: by its unique name, and by its sources while
 /// that name is not known or was not read back.
-fn scanned_of<'a>(
+fn paths_of_volume<'a>(
     engine: &Engine,
     snapshot: &'a SysfsSnapshot,
     record: &Record,
@@ -333,7 +333,7 @@ fn scanned_of<'a>(
     let unit = Identity::of(names);
     let own = |scanned: &&Scanned| {
         let is_other = attached && unit.compare(&scanned.identity).is_different();
-        !is_other && !snapshot.is_anothers(&scanned.identity, &record.volume)
+        !is_other && !snapshot.belongs_to_another(&scanned.identity, &record.volume)
     };
     for route in routes {
         if let RouteKind::Address { hctl } = route.via
@@ -359,7 +359,7 @@ fn survey_routes(engine: &Engine, found: &mut VolumeStatus) -> Vec<Route> {
     let log_in = found.spec.log_in.as_ref();
     let initiator = log_in.map(|log_in| log_in.initiator.clone());
     for source in &found.spec.sources {
-        match routes_as(engine, source, initiator.as_ref()) {
+        match routes_of_initiator(engine, source, initiator.as_ref()) {
             Ok(found) => routes.extend(found),
             Err(error) => {
                 if let Source::Scsi(hctl) = source {

@@ -221,7 +221,7 @@ fn a_server_that_stops_after_it_was_shown_a_certificate_is_dialled_again() {
     .unwrap();
     let deadline = Deadline::after(Duration::from_secs(60));
     let stream = OwnedFd::from(TcpStream::connect(("127.0.0.1", port)).unwrap());
-    let error = agree(&stream, uri.server(), uri.export(), deadline).unwrap_err();
+    let error = negotiate_in_user_space(&stream, uri.server(), uri.export(), deadline).unwrap_err();
     serving.join().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(error.to_string().contains("client-cert.pem"), "{error}");

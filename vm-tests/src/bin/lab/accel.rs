@@ -3,13 +3,12 @@
 use std::env;
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::cache;
-use crate::emulator::Emulator;
 use crate::run_dir::RunDir;
 use crate::step::step;
 
@@ -35,8 +34,9 @@ impl Accel {
         }
     }
 
-    /// The user's choice, or the result of a probe with a real kernel.
-    pub(crate) fn choose(emulator: &Emulator, vmlinux: &Path, run_dir: &RunDir) -> Result<Self> {
+    /// The user's choice, or the result of a probe with a real kernel. `with_kvm` is the
+    /// emulator's command for KVM.
+    pub(crate) fn choose(with_kvm: Command, vmlinux: &Path, run_dir: &RunDir) -> Result<Self> {
         match env::var("LUNBD_VM_ACCEL").as_deref() {
             Ok("kvm") => return Ok(Self::Kvm),
             Ok("tcg") => return Ok(Self::Tcg),
@@ -52,7 +52,7 @@ impl Accel {
         if !usable || Path::new("/sys/module/kvm_pvm").exists() || failed_before() {
             return Ok(Self::Tcg);
         }
-        let works = step("probing KVM", || probe(emulator, vmlinux, run_dir))?;
+        let works = step("probing KVM", || probe(with_kvm, vmlinux, run_dir))?;
         if !works {
             remember_failure();
         }
@@ -62,13 +62,9 @@ impl Accel {
 
 /// KVM may open and run a few instructions, and still hang a guest. Only a kernel's first
 /// output proves that it works.
-fn probe(emulator: &Emulator, vmlinux: &Path, run_dir: &RunDir) -> Result<bool> {
+fn probe(mut command: Command, vmlinux: &Path, run_dir: &RunDir) -> Result<bool> {
     let console = run_dir.join("kvm-probe.console");
     fs::write(&console, "")?;
-    let mut command = emulator.command();
-    command
-        .args(["-M", "q35,sata=off,smbus=off"])
-        .args(Accel::Kvm.arguments());
     command.args([
         "-m",
         "256",

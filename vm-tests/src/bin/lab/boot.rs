@@ -143,8 +143,7 @@ fn attempt(
         disk.set_len(DISK_BYTES)?;
     }
     let mut machine = Machine::start(
-        setup.emulator,
-        setup.accel,
+        setup.emulator.command(setup.accel),
         &setup.kernel.vmlinux,
         initrd,
         &console,

@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::accel::Accel;
 use crate::apt::Archive;
 use crate::cache::{Cache, Entry};
 use crate::debian::Mirrors;
@@ -80,9 +81,9 @@ impl Emulator {
         }
     }
 
-    /// QEMU's command without a machine. QEMU ends when the thread that starts it ends, even if
-    /// the lab is killed.
-    pub(crate) fn command(&self) -> Command {
+    /// QEMU's command for a machine without memory and devices. QEMU ends when the thread that
+    /// starts it ends, even if the lab is killed.
+    pub(crate) fn command(&self, accel: Accel) -> Command {
         let mut command = Command::new("setpriv");
         command
             .args(["--pdeathsig", "KILL", "--"])
@@ -90,6 +91,9 @@ impl Emulator {
         for directory in &self.firmware {
             command.arg("-L").arg(directory);
         }
+        // AHCI would take the first SCSI host numbers.
+        command.args(["-M", "q35,sata=off,smbus=off"]);
+        command.args(accel.arguments());
         command
     }
 
@@ -129,7 +133,7 @@ mod tests {
     #[test]
     fn a_machine_of_an_unpacked_qemu_has_its_own_firmware() {
         let emulator = Emulator::below(Path::new("/cache/qemu-1"), None);
-        let command = format!("{:?}", emulator.command());
+        let command = format!("{:?}", emulator.command(Accel::Tcg));
         for part in [
             "unpacked/usr/bin/qemu-system-x86_64",
             "-L",

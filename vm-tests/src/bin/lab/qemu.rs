@@ -1,15 +1,13 @@
 //! The virtual machine: the same recipe for every boot.
 
 use std::path::Path;
-use std::process::{Child, ChildStdout, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use vm_tests::job::{GUEST_MARK, SEED_MARK, WHOLE_SWEEPS};
 
-use crate::accel::Accel;
 use crate::cost;
-use crate::emulator::Emulator;
 use crate::kernel::Series;
 use crate::seed::SEED;
 
@@ -28,15 +26,15 @@ pub(crate) enum Console {
 pub(crate) struct Machine(Child);
 
 impl Machine {
-    /// The console goes to the file `console`, the second serial port to the child's standard
+    /// `command` is [`Emulator::command`](crate::emulator::Emulator::command). The console goes to
+    /// the file `console`, the second serial port to the child's standard
     /// output. With a `disk`, which the guest sees as `/dev/vda`, a reset of the machine boots
     /// it again.
     ///
     /// The calling thread must outlive the machine: the kernel sends the parent-death signal
     /// when the *thread* that started QEMU ends.
     pub(crate) fn start(
-        emulator: &Emulator,
-        accel: Accel,
+        mut command: Command,
         vmlinux: &Path,
         initrd: &Path,
         console: &Path,
@@ -44,11 +42,6 @@ impl Machine {
         verbosity: Console,
         disk: Option<&Path>,
     ) -> Result<Self> {
-        let mut command = emulator.command();
-        // AHCI would take the first SCSI host numbers.
-        command
-            .args(["-M", "q35,sata=off,smbus=off"])
-            .args(accel.arguments());
         command.args(["-m", "2048", "-smp", "2", "-nodefaults", "-no-user-config"]);
         command.args(["-display", "none"]);
         match disk {

@@ -71,7 +71,7 @@ impl Plan {
         summary.costs.add("programs of the guest", meter.stop()?);
         let meter = Meter::start()?;
         let (emulator, root, kernels) = prepare(series, refresh)?;
-        let accel = Accel::choose(&emulator, &kernels[0].vmlinux, &run_dir)?;
+        let accel = Accel::choose(emulator.command(Accel::Kvm), &kernels[0].vmlinux, &run_dir)?;
         summary.costs.add("packages and kernels", meter.stop()?);
         let choices = choice::choose(&tests, series, breadth, expected_skips::reason);
         for (series, choice) in series.iter().zip(&choices) {

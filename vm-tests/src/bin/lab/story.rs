@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &StoryArguments) -> Result<()> {
     let programs = programs::build_for_story(&run_dir, &arguments.package, program)?;
     let (emulator, root, kernels) = schedule::prepare(series, false)?;
     let kernel = kernels.first().context("no kernel")?;
-    let accel = Accel::choose(&emulator, &kernel.vmlinux, &run_dir)?;
+    let accel = Accel::choose(emulator.command(Accel::Kvm), &kernel.vmlinux, &run_dir)?;
     let setup = Setup {
         kernel,
         root: &root,

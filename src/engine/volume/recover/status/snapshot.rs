@@ -13,7 +13,7 @@ use crate::scsi::{Identity, ScsiDevice, State};
 pub(super) struct SysfsSnapshot {
     pub(super) scsi: Vec<Scanned>,
     by_name: HashMap<Wwid, Vec<usize>>,
-    pub(super) taken: BTreeSet<Hctl>,
+    pub(super) addresses: BTreeSet<Hctl>,
     pub(super) nbd: HashMap<String, Vec<NbdDevice>>,
     /// The volume to which a unit belongs, by a unique name of the unit.
     pub(super) owners: HashMap<Wwid, VolumeId>,
@@ -52,7 +52,7 @@ impl SysfsSnapshot {
                 let named = self.by_name.entry(name.clone()).or_default();
                 named.push(self.scsi.len());
             }
-            self.taken.insert(device.hctl());
+            self.addresses.insert(device.hctl());
             self.scsi.push(Scanned {
                 device,
                 identity,
@@ -79,7 +79,7 @@ impl SysfsSnapshot {
         places.filter_map(|&at| self.scsi.get(at)).collect()
     }
 
-    pub(super) fn is_anothers(&self, identity: &Identity, volume: &VolumeId) -> bool {
+    pub(super) fn belongs_to_another(&self, identity: &Identity, volume: &VolumeId) -> bool {
         let owner = identity.wwid().and_then(|name| self.owners.get(name));
         owner.is_some_and(|owner| owner != volume)
     }

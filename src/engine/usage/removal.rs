@@ -21,7 +21,7 @@ pub(in crate::engine) enum Removal {
     UnflushedDisk,
 }
 
-/// The judgement of the users.
+/// Whether the users of a device prevent its removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) enum Usage {
     /// No user prevents it.
@@ -34,13 +34,13 @@ pub(in crate::engine) enum Usage {
 }
 
 impl Users {
-    /// Judges the users for this removal.
-    pub(in crate::engine) fn judge(&self, roots: &Roots, removal: Removal) -> Usage {
+    /// Whether the users prevent this removal.
+    pub(in crate::engine) fn usage_for(&self, roots: &Roots, removal: Removal) -> Usage {
         let is_being_removed = |user: &Holder| matches!(user, Holder::Stacked { device } if Map::is_being_removed(roots, device));
-        self.judge_by(&is_being_removed, removal)
+        self.usage_with(&is_being_removed, removal)
     }
 
-    fn judge_by(&self, is_being_removed: &dyn Fn(&Holder) -> bool, removal: Removal) -> Usage {
+    fn usage_with(&self, is_being_removed: &dyn Fn(&Holder) -> bool, removal: Removal) -> Usage {
         let is_transient = |user: &Holder| match removal {
             Removal::UnflushedDisk => user.is_of_udev() || is_being_removed(user),
             Removal::Map {
@@ -76,8 +76,8 @@ impl Users {
         disk: &BlockDevice,
         removal: Removal,
     ) -> Result<()> {
-        match self.judge(roots, removal) {
-            Usage::Busy(busy) => Err(refuse(disk, &busy)),
+        match self.usage_for(roots, removal) {
+            Usage::Busy(busy) => Err(in_use_error(disk, &busy)),
             Usage::Free | Usage::Transient => Ok(()),
         }
     }
@@ -130,12 +130,12 @@ impl Users {
 }
 
 /// The error that names the users.
-pub(in crate::engine) fn refuse(disk: &BlockDevice, users: &[Holder]) -> Error {
-    refuse_named(disk.name(), users)
+pub(in crate::engine) fn in_use_error(disk: &BlockDevice, users: &[Holder]) -> Error {
+    in_use_error_of(disk.name(), users)
 }
 
-/// The same of a device of this name.
-pub(super) fn refuse_named(device: &str, users: &[Holder]) -> Error {
+/// The error that names the users of the device with this name.
+pub(super) fn in_use_error_of(device: &str, users: &[Holder]) -> Error {
     let by = if users.is_empty() {
         "claimed exclusively by a process that /proc does not show".to_owned()
     } else {
@@ -167,8 +167,8 @@ mod tests {
         }
     }
 
-    fn judged(user: &Holder, removal: Removal) -> Usage {
-        users(std::slice::from_ref(user)).judge_by(&|_| false, removal)
+    fn usage_of(user: &Holder, removal: Removal) -> Usage {
+        users(std::slice::from_ref(user)).usage_with(&|_| false, removal)
     }
 
     const MAP: Removal = Removal::Map {
@@ -186,22 +186,25 @@ mod tests {
         let always = [mount, Holder::Loop { device }, Holder::Export { volume }];
         for user in always.into_iter().chain([open(7, "qemu", true)]) {
             for removal in [Removal::FlushedDisk, MAP, Removal::UnflushedDisk] {
-                assert_eq!(judged(&user, removal), Usage::Busy(vec![user.clone()]));
+                assert_eq!(usage_of(&user, removal), Usage::Busy(vec![user.clone()]));
             }
         }
         let reader = open(7, "dd", false);
-        assert_eq!(judged(&reader, Removal::FlushedDisk), Usage::Free);
+        assert_eq!(usage_of(&reader, Removal::FlushedDisk), Usage::Free);
         let busy = Usage::Busy(vec![reader.clone()]);
-        assert_eq!(judged(&reader, MAP), busy);
-        assert_eq!(judged(&reader, Removal::UnflushedDisk), busy);
+        assert_eq!(usage_of(&reader, MAP), busy);
+        assert_eq!(usage_of(&reader, Removal::UnflushedDisk), busy);
         let multipathd = open(7, "multipathd", false);
-        assert_eq!(judged(&multipathd, Removal::FlushedDisk), Usage::Transient);
-        assert_eq!(judged(&multipathd, MAP), Usage::Transient);
+        assert_eq!(
+            usage_of(&multipathd, Removal::FlushedDisk),
+            Usage::Transient
+        );
+        assert_eq!(usage_of(&multipathd, MAP), Usage::Transient);
         let busy = Usage::Busy(vec![multipathd.clone()]);
-        assert_eq!(judged(&multipathd, Removal::UnflushedDisk), busy);
+        assert_eq!(usage_of(&multipathd, Removal::UnflushedDisk), busy);
         let udevd = open(7, "(udev-worker)", false);
         for removal in [Removal::FlushedDisk, MAP, Removal::UnflushedDisk] {
-            assert_eq!(judged(&udevd, removal), Usage::Transient);
+            assert_eq!(usage_of(&udevd, removal), Usage::Transient);
         }
     }
 
@@ -210,9 +213,9 @@ mod tests {
         let device = "dm-0".to_owned();
         let stacked = Holder::Stacked { device };
         let users = users(std::slice::from_ref(&stacked));
-        let going = users.judge_by(&|user| *user == stacked, Removal::FlushedDisk);
+        let going = users.usage_with(&|user| *user == stacked, Removal::FlushedDisk);
         assert_eq!(going, Usage::Transient);
-        let kept = users.judge_by(&|_| false, Removal::FlushedDisk);
+        let kept = users.usage_with(&|_| false, Removal::FlushedDisk);
         assert_eq!(kept, Usage::Busy(vec![stacked]));
     }
 
@@ -223,11 +226,11 @@ mod tests {
         let abandoning = Removal::Map {
             beside_own_flush: true,
         };
-        assert_eq!(judged(&flush, abandoning), Usage::Transient);
-        assert_eq!(judged(&flush, MAP), Usage::Busy(vec![flush.clone()]));
+        assert_eq!(usage_of(&flush, abandoning), Usage::Transient);
+        assert_eq!(usage_of(&flush, MAP), Usage::Busy(vec![flush.clone()]));
         let writer = open(us, "agent", true);
         let busy = Usage::Busy(vec![writer.clone()]);
-        assert_eq!(judged(&writer, abandoning), busy);
+        assert_eq!(usage_of(&writer, abandoning), busy);
     }
 
     #[test]

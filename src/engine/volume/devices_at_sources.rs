@@ -1,5 +1,6 @@
 //! The devices at the addresses of a volume's sources, no matter to which volume they
-//! belong. Of a volume whose attach was not completed nothing else is known.
+//! belong. If the attach of a volume was not completed, nothing else of the volume is
+//! known.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +15,16 @@ use crate::kernel::machine;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
 
-/// See [`address_scan`].
+/// See [`devices_at_sources`].
 #[derive(Debug, Default)]
-pub(super) struct AddressScan {
+pub(super) struct DevicesAtSources {
     pub(in crate::engine) scsi: Vec<ScsiDevice>,
     nbd: Vec<NbdDevice>,
 }
 
-impl AddressScan {
+impl DevicesAtSources {
     /// Whether no device has appeared since `before`.
-    pub(super) fn is_part_of(&self, before: &Self) -> bool {
+    pub(super) fn has_only_devices_of(&self, before: &Self) -> bool {
         self.scsi.iter().all(|device| before.scsi.contains(device))
             && self.nbd.iter().all(|device| before.nbd.contains(device))
     }
@@ -31,8 +32,8 @@ impl AddressScan {
 
 /// The devices at the addresses of a volume's sources, no matter to which volume they
 /// belong.
-pub(super) fn address_scan(engine: &Engine, record: &Record) -> Result<AddressScan> {
-    let mut there = AddressScan::default();
+pub(super) fn devices_at_sources(engine: &Engine, record: &Record) -> Result<DevicesAtSources> {
+    let mut there = DevicesAtSources::default();
     if let Some(nbd) = &record.spec.nbd {
         there.nbd = engine
             .backends
@@ -96,7 +97,7 @@ pub(super) fn leads_to_another(
         let identity = device.cached_identity()?;
         let place = PathPlace::of(engine.roots(), &device);
         let is_expected = |name: &Wwid| identity.names.is_empty() || identity.is(name);
-        if guard.is_anothers(&identity, &place) || !expected.is_none_or(is_expected) {
+        if guard.belongs_to_another(&identity, &place) || !expected.is_none_or(is_expected) {
             return Ok(true);
         }
     }
