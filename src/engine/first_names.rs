@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::engine::lock::run_dir;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, Wwid};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, machine, sysfs};
@@ -66,9 +66,32 @@ impl FirstNames {
     }
 }
 
-/// Removes the record of a device that was deleted.
+/// Removes the record of a device that is about to be deleted.
 pub(super) fn forget(roots: &Roots, hctl: Hctl) {
     let _never_written = fs::remove_file(path(roots, hctl));
+}
+
+/// Removes the record of a device and deletes it. If the delete has not begun, the record stays:
+/// the disk may have users later, and another unit may have its address by then.
+pub(super) fn forget_if_deleted(
+    roots: &Roots,
+    hctl: Hctl,
+    delete: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let path = path(roots, hctl);
+    let record = fs::read(&path);
+    forget(roots, hctl);
+    let deleted = delete();
+    let has_begun = |error: &Error| {
+        error.stage() != Some(Stage::Queue) && error.kind() != ErrorKind::Quarantined
+    };
+    if let (Err(error), Ok(record)) = (&deleted, record)
+        && !has_begun(error)
+        && let Err(failure) = fs::write(&path, record)
+    {
+        tracing::error!(%hctl, %failure, "cannot restore the names of a disk that stays");
+    }
+    deleted
 }
 
 /// Removes the records of addresses without a device, which the kernel removed.
@@ -92,6 +115,32 @@ fn path(roots: &Roots, hctl: Hctl) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_names_of_a_disk_whose_delete_did_not_begin_stay() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let hctl: Hctl = "2:0:0:1".parse().unwrap();
+        let file = path(&roots, hctl);
+        fs::create_dir_all(run_dir::path(&roots)).unwrap();
+        let left_by = |deleted: Result<()>| {
+            fs::write(&file, "names").unwrap();
+            let _failed = forget_if_deleted(&roots, hctl, || {
+                assert!(!file.exists(), "a killed process leaves no record");
+                deleted
+            });
+            fs::read_to_string(&file).ok()
+        };
+        let failure = |kind, stage| Err(Error::new(kind, "no").at(stage));
+        let stays = Some("names".to_owned());
+        assert_eq!(left_by(failure(ErrorKind::TimedOut, Stage::Queue)), stays);
+        assert_eq!(
+            left_by(failure(ErrorKind::Quarantined, Stage::Delete)),
+            stays
+        );
+        assert_eq!(left_by(failure(ErrorKind::TimedOut, Stage::Delete)), None);
+        assert_eq!(left_by(Ok(())), None);
+    }
 
     #[test]
     fn the_first_names_hold_for_one_life_of_the_disk_and_end_with_its_device() {

@@ -72,9 +72,8 @@ pub(in crate::engine) fn delete_diskless(
         return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Delete));
     }
     refuse_users_of_diskless(engine, device, deadline)?;
-    scsi::delete(device, &engine.scheduler, watch, deadline)?;
     first_names::forget(engine.roots(), device.hctl());
-    Ok(())
+    scsi::delete(device, &engine.scheduler, watch, deadline)
 }
 
 /// Deletes the device under the claim `held` and returns when udev has handled the
@@ -90,8 +89,9 @@ pub(in crate::engine) fn delete_disk(
     let (roots, mode) = (engine.roots(), engine.hub().mode());
     let removed_device = uevent::RemovedDevice::of(roots, disk)?;
     let mark = FailedFlush::of(roots, disk)?;
-    scsi::delete(device, &engine.scheduler, watch, deadline)?;
-    first_names::forget(roots, device.hctl());
+    first_names::forget_if_deleted(roots, device.hctl(), || {
+        scsi::delete(device, &engine.scheduler, watch, deadline)
+    })?;
     drop(held);
     mark.clear();
     uevent::settle_removal(watch, mode, roots, &removed_device, deadline)

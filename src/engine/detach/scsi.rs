@@ -83,8 +83,7 @@ fn detach_present(
         holder_vanished: false,
         replaced: Vec::new(),
     };
-    // The receipt lists all paths, even one that another process removes and that this call
-    // does not flush.
+    // The receipt also lists a path that another process removes before this call flushes it.
     for path in &known {
         run.add_to_receipt(path)?;
     }

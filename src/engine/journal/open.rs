@@ -114,7 +114,7 @@ pub(super) fn read_view(directory: &Path) -> Result<JournalView> {
             Ok(record) if record.detached.is_some() => view.detached.push(record),
             Ok(record) => view.records.push(record),
             // Its holder has removed it meanwhile.
-            Err(_) if path.symlink_metadata().is_err() => {}
+            Err(_) if is_gone(&path) => {}
             Err(Fault { kind, text }) => {
                 let file = path;
                 view.problems.push(Problem { file, kind, text });
@@ -126,6 +126,11 @@ pub(super) fn read_view(directory: &Path) -> Result<JournalView> {
         records.sort_by(|a, b| a.volume.cmp(&b.volume));
     }
     Ok(view)
+}
+
+fn is_gone(path: &Path) -> bool {
+    let found = path.symlink_metadata();
+    found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// # Errors

@@ -29,14 +29,18 @@ impl Directory {
         directory
     }
 
-    /// Opens the journal as a user who owns nothing in it.
-    fn open_as_another(&self) -> Vec<Problem> {
-        let open = || {
+    /// Opens or reads the journal as a user who owns nothing in it.
+    fn as_another(&self, problems: fn(&Path) -> Vec<Problem>) -> Vec<Problem> {
+        let read = || {
             // Only this thread becomes another user.
             setfsuid(Uid::from_raw(65_534));
-            open(self.root.path()).unwrap().problems
+            problems(self.root.path())
         };
-        std::thread::scope(|scope| scope.spawn(open).join().unwrap())
+        std::thread::scope(|scope| scope.spawn(read).join().unwrap())
+    }
+
+    fn open_as_another(&self) -> Vec<Problem> {
+        self.as_another(|directory| open(directory).unwrap().problems)
     }
 }
 
@@ -71,6 +75,17 @@ fn a_record_that_cannot_be_read_stays_in_its_place_and_a_later_start_reads_it() 
     let found = open(directory.root.path()).unwrap();
     assert!(found.problems.is_empty(), "{:?}", found.problems);
     assert_eq!(found.records.into_values().collect::<Vec<_>>(), [record()]);
+}
+
+#[test]
+fn a_view_by_a_user_who_may_only_list_the_directory_names_each_record_as_a_problem() {
+    let directory = Directory::with(&record().to_bytes().unwrap());
+    set_mode(directory.root.path(), 0o744);
+    let problems = directory.as_another(|directory| read_view(directory).unwrap().problems);
+    let [problem] = &*problems else {
+        panic!("{problems:?}");
+    };
+    assert_eq!(problem.file, directory.record);
 }
 
 #[test]
