@@ -30,14 +30,13 @@ const KILL_GRACE: Duration = Duration::from_secs(30);
 /// How long the last traces of a test may take to disappear.
 const TIDY_LIMIT: Duration = Duration::from_secs(30);
 
-/// A process that an earlier test killed leaves its lock files, which no longer lock anything.
-fn remove_lock_files() {
+/// Removes what earlier tests may leave: the lock files of a killed process, which no longer lock
+/// anything, and the names of disks that went with their driver and without a detach.
+fn remove_files_of_earlier_tests() {
     for file in fs::read_dir("/run/lunbd").into_iter().flatten().flatten() {
         let path = file.path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "lock")
-        {
+        let is_lock = path.extension().is_some_and(|it| it == "lock");
+        if is_lock || file.file_name().as_encoded_bytes().starts_with(b"names-") {
             let _gone_already = fs::remove_file(path);
         }
     }
@@ -53,7 +52,7 @@ pub(crate) fn run(
     for file in [SKIP_FILE, LIMIT_FILE] {
         let _absent_mostly = fs::remove_file(file);
     }
-    remove_lock_files();
+    remove_files_of_earlier_tests();
     let output_path = format!("{STATE_DIR}/output");
     let output = File::create(&output_path).context("the output file")?;
 
