@@ -124,8 +124,11 @@ fn kernel_parameters(series: Series, verbosity: Console) -> String {
     // - print-fatal-signals=1: the log says which signal killed a server.
     // - Mitigations protect nothing here, and Debian's kernels clear each page that they
     //   allocate: without both a boot takes a tenth less processor time under TCG.
+    // - tsc=reliable: otherwise the kernel finds that the emulator's two time stamp counters are
+    //   not in step, and each look at the clock is a call into the emulator's HPET. With the
+    //   counter the tests of attach and detach take 8 to 12 % less processor time.
     format!(
         "console=ttyS0 {verbosity} panic=-1 oops=panic no_timer_check print-fatal-signals=1 \
-         mitigations=off init_on_alloc=0 scsi_mod.scan=manual {GUEST_MARK}={series} {SEED_MARK}={seed}{sweeps}"
+         mitigations=off init_on_alloc=0 tsc=reliable scsi_mod.scan=manual {GUEST_MARK}={series} {SEED_MARK}={seed}{sweeps}"
     )
 }
