@@ -6,8 +6,10 @@
 //! have the old unit's data. So an attach writes down the names that it read.
 
 use std::fs;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
+use crate::deadline::Deadline;
 use crate::engine::lock::run_dir;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Hctl, Wwid};
@@ -56,14 +58,18 @@ impl FirstNames {
         }
         let names = identity.names.iter().map(Wwid::to_string);
         let lines: Vec<String> = [self.life.clone()].into_iter().chain(names).collect();
-        // A rename leaves no file with half of its names.
-        let beside = self.path.with_extension("unwritten");
-        let write = || fs::write(&beside, lines.join("\n") + "\n");
-        let failed = |error| Error::io("cannot write", &self.path, &error);
-        let replaced = || write().and_then(|()| fs::rename(&beside, &self.path));
+        let text = lines.join("\n") + "\n";
         self.path.parent().map_or(Ok(()), run_dir::make)?;
-        replaced().map_err(failed)
+        replace(&self.path, text.as_bytes())
+            .map_err(|error| Error::io("cannot write", &self.path, &error))
     }
+}
+
+/// Writes a record beside its place and renames it: a killed process leaves no half of one.
+fn replace(path: &Path, record: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("unwritten");
+    fs::write(&beside, record)?;
+    fs::rename(&beside, path)
 }
 
 /// Removes the record of a device that is about to be deleted.
@@ -76,18 +82,23 @@ pub(super) fn forget(roots: &Roots, hctl: Hctl) {
 pub(super) fn forget_if_deleted(
     roots: &Roots,
     hctl: Hctl,
+    deadline: Deadline,
     delete: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
+    if deadline.has_passed() {
+        return delete();
+    }
     let path = path(roots, hctl);
     let record = fs::read(&path);
     forget(roots, hctl);
     let deleted = delete();
-    let has_begun = |error: &Error| {
-        error.stage() != Some(Stage::Queue) && error.kind() != ErrorKind::Quarantined
+    let is_refused = |error: &Error| {
+        let kinds = [ErrorKind::Quarantined, ErrorKind::NotPermitted];
+        error.stage() == Some(Stage::Queue) || kinds.contains(&error.kind())
     };
     if let (Err(error), Ok(record)) = (&deleted, record)
-        && !has_begun(error)
-        && let Err(failure) = fs::write(&path, record)
+        && is_refused(error)
+        && let Err(failure) = replace(&path, &record)
     {
         tracing::error!(%hctl, %failure, "cannot restore the names of a disk that stays");
     }
@@ -114,6 +125,8 @@ fn path(roots: &Roots, hctl: Hctl) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -125,7 +138,8 @@ mod tests {
         fs::create_dir_all(run_dir::path(&roots)).unwrap();
         let left_by = |deleted: Result<()>| {
             fs::write(&file, "names").unwrap();
-            let _failed = forget_if_deleted(&roots, hctl, || {
+            let deadline = Deadline::after(Duration::from_secs(30));
+            let _failed = forget_if_deleted(&roots, hctl, deadline, || {
                 assert!(!file.exists(), "a killed process leaves no record");
                 deleted
             });
@@ -138,6 +152,14 @@ mod tests {
             left_by(failure(ErrorKind::Quarantined, Stage::Delete)),
             stays
         );
+        assert_eq!(
+            left_by(failure(ErrorKind::NotPermitted, Stage::Delete)),
+            stays
+        );
+        let passed = Deadline::after(Duration::ZERO);
+        let late = failure(ErrorKind::TimedOut, Stage::Delete);
+        assert!(forget_if_deleted(&roots, hctl, passed, || late).is_err());
+        assert!(file.exists());
         assert_eq!(left_by(failure(ErrorKind::TimedOut, Stage::Delete)), None);
         assert_eq!(left_by(Ok(())), None);
     }

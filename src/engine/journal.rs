@@ -66,6 +66,8 @@ pub struct Journal {
 struct Shared {
     directory: PathBuf,
     table: Mutex<Table>,
+    /// Held by the caller that removes the oldest records of detached volumes.
+    removal: Mutex<()>,
     /// Notified when a caller has finished with a volume.
     freed: Condvar,
     /// The published file of the failing volumes. Readers use it only while its lock is
@@ -128,6 +130,7 @@ impl Engine {
         let shared = Shared {
             directory: directory.to_owned(),
             table: Mutex::new(table),
+            removal: Mutex::default(),
             freed: Condvar::new(),
             published_failures: Mutex::default(),
             boot: machine::boot_id(self.roots()),

@@ -147,12 +147,13 @@ fn finish_attach(
             first.write_if_absent(&path.identity)?;
         }
     }
+    let attachment = attachment(engine, unit, request, identity.clone(), unit_map, settled)?;
     if unit.paths.iter().any(|path| path.changed) {
         // A new user of the unit starts from the data on it, so earlier failed
         // flushes no longer count.
         failed_flush::purge_stale(roots, &identity.names, LossMarks::Remove);
     }
-    attachment(engine, unit, request, identity, unit_map, settled)
+    Ok(attachment)
 }
 
 /// The facts of the unit's map, or of its best path where there is none.

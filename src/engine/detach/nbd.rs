@@ -28,7 +28,9 @@ pub(super) fn detach_nbd_backend(
     call.enter(Stage::Lock);
     let lock = lock_backend(engine, &backend, call.deadline)?;
     if let Some(device) = device_of_backend(engine, &backend)? {
-        return disconnect(engine, &device, Some((&backend, lock)), request, call);
+        let connected_by = device.pid()?;
+        let backend = Some((&backend, lock));
+        return disconnect(engine, &device, backend, connected_by, request, call);
     }
     require_ids(engine)?;
     Ok(Detachment::unchanged(Place::Nbd {
@@ -66,26 +68,27 @@ pub(super) fn detach_nbd_device(
     call: &mut CallContext,
 ) -> Result<Detachment> {
     call.enter(Stage::Lock);
+    let connected_by = device.pid()?;
     // Another client's id may be one that lunbd does not accept.
     let id = device
         .backend()?
         .and_then(|id| id.parse::<BackendId>().ok());
     let lock = |id| Ok::<_, Error>((id, lock_backend(engine, id, call.deadline)?));
     let backend = id.as_ref().map(lock).transpose()?;
-    disconnect(engine, device, backend, request, call)
+    disconnect(engine, device, backend, connected_by, request, call)
 }
 
 fn disconnect(
     engine: &Engine,
     device: &NbdDevice,
     backend: Option<(&BackendId, DeviceLock)>,
+    connected_by: Option<u32>,
     request: &DetachRequest,
     call: &mut CallContext,
 ) -> Result<Detachment> {
     let deadline = call.deadline;
     let (roots, index, disk) = (engine.roots(), device.index(), device.disk());
     let (backend, backend_lock) = backend.unzip();
-    let connected_by = device.pid()?;
     let place = Place::Nbd {
         index: Some(index),
         backend: backend.cloned(),

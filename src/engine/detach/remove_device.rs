@@ -89,7 +89,7 @@ pub(in crate::engine) fn delete_disk(
     let (roots, mode) = (engine.roots(), engine.hub().mode());
     let removed_device = uevent::RemovedDevice::of(roots, disk)?;
     let mark = FailedFlush::of(roots, disk)?;
-    first_names::forget_if_deleted(roots, device.hctl(), || {
+    first_names::forget_if_deleted(roots, device.hctl(), deadline, || {
         scsi::delete(device, &engine.scheduler, watch, deadline)
     })?;
     drop(held);

@@ -280,6 +280,10 @@ impl Shared {
     /// kept. Meanwhile no caller gets the guard of such a volume: its new record would be
     /// removed.
     fn remove_oldest_detached(&self) -> Result<()> {
+        // Two callers at once would each count the records that the other one removes.
+        let Some(_alone) = self.removal.try_lock() else {
+            return Ok(());
+        };
         let volumes = self.table().guard_oldest_detached();
         let remove = |volume: &VolumeId| {
             file::remove(&self.directory, &file::name_of(volume))?;

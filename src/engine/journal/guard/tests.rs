@@ -44,6 +44,10 @@ fn a_detach_beyond_the_kept_1024_removes_the_oldest_record_and_the_journal_goes_
     let oldest: VolumeId = "old-1".parse().unwrap();
     let file = journal.directory().join(file::name_of(&oldest));
     fs::write(&file, "").unwrap();
+    let alone = journal.shared.removal.lock();
+    journal.shared.remove_oldest_detached().unwrap();
+    assert!(file.exists(), "another caller removes it");
+    drop(alone);
     let (sender, kept) = mpsc::channel();
     let finish = move || {
         let record = record("new");
