@@ -67,6 +67,8 @@ fn image(table: &str) -> Store {
     fs::remove_file(script).unwrap();
     guest::modprobe("loop", &[]);
     let disk = tool(&["losetup", "--find", "--show", "--partscan", path]);
+    // losetup had the disk open for writing, so udevd rereads the partition table after the close.
+    guest::udevd::settle();
     for (number, (kind, _)) in (1..).zip(PARTITIONS) {
         let partition = format!("{disk}p{number}");
         guest::wait_until("the partition's node", LIMIT, || {

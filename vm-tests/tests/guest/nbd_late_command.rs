@@ -1,5 +1,6 @@
 //! Netlink commands that the kernel begins after the deadline of their caller.
 
+use std::fs;
 use std::process::{Child, Command};
 use std::sync::mpsc;
 use std::thread;
@@ -41,15 +42,17 @@ impl HangingDisconnect {
         guest::udevd::settle();
         server.stop();
         let node = attached.node.to_str().unwrap();
+        let queue = format!("/sys/block/{}", node.trim_start_matches("/dev/"));
+        // The first of these requests fits into the socket's buffer, and the second one does not.
+        fs::write(format!("{queue}/queue/max_sectors_kb"), "128").unwrap();
         // The stopped server does not read, and the socket's buffer fills.
         let writer = Command::new("dd")
             .args(["if=/dev/zero", "bs=1M", "count=32", "oflag=direct"])
             .arg(format!("of={node}"))
             .spawn()
             .unwrap();
-        let counts = format!("/sys/block/{}/inflight", node.trim_start_matches("/dev/"));
         guest::wait_until("requests in flight", LIMIT, || {
-            let counts = std::fs::read_to_string(&counts).unwrap();
+            let counts = fs::read_to_string(format!("{queue}/inflight")).unwrap();
             let written = counts.split_whitespace().nth(1)?.parse::<u32>().ok()?;
             (written >= 2).then_some(())
         });
