@@ -72,7 +72,7 @@ pub(crate) fn files(results: &HostResults) -> Result<Vec<(&'static str, String)>
 fn measure() -> Result<Vec<Figure>> {
     let begun = SystemTime::now();
     let mut bench = Command::new(lab::cargo());
-    bench.args(["bench", "--package", "lunbd", "--features", "journal"]);
+    bench.args(["bench", "--package", "lunbd-benches"]);
     bench.args(BENCHES.iter().flat_map(|name| ["--bench", name]));
     let status = bench.status().context("cargo bench")?;
     if !status.success() {

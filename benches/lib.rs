@@ -1,0 +1,1 @@
+//! The benchmarks of this package measure what lunbd costs in user space.
