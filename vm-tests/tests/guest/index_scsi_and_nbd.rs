@@ -188,9 +188,9 @@ fn wait_for_the_workers_end() {
 }
 
 #[test]
-fn an_nbd_attach_takes_no_more_calls_beside_60_others_and_a_detach_two_for_each_server_connection()
+fn an_nbd_attach_takes_no_more_calls_beside_40_others_and_a_detach_two_for_each_server_connection()
 {
-    const OTHERS: u32 = 60;
+    const OTHERS: u32 = 40;
     guest::time_limit(Duration::from_secs(600));
     let (_module, server, [one, warming]) = exports();
     let engine = engine();
@@ -222,8 +222,8 @@ fn an_nbd_attach_takes_no_more_calls_beside_60_others_and_a_detach_two_for_each_
 }
 
 #[test]
-fn a_scsi_attach_takes_as_many_system_calls_beside_50_others_as_alone_and_a_detach_looks_at_each() {
-    const OTHERS: u32 = 50;
+fn a_scsi_attach_takes_as_many_system_calls_beside_40_others_as_alone_and_a_detach_looks_at_each() {
+    const OTHERS: u32 = 40;
     guest::time_limit(Duration::from_secs(600));
     let target = ScsiDebug::with_luns(OTHERS + 2);
     let one = guest::agent::unit(&target, u64::from(OTHERS + 1));

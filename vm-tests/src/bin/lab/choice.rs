@@ -6,7 +6,6 @@ use crate::kernel::Series;
 
 /// Files that run on each kernel in every run, with the reason.
 const ON_EACH_KERNEL: &[(&str, &str)] = &[
-    ("attach", "the messages of a scan and their order"),
     ("hub", "what the sockets of uevents deliver and lose"),
     ("iscsi_sessions", "the kernel's iSCSI netlink messages"),
     ("lab", "what the other tests take for granted of a kernel"),
