@@ -249,17 +249,19 @@ impl NbdServer {
             .unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
         let what = format!("{} to listen", self.command.join(" "));
         let group = match self.files.last() {
-            // It leaves a daemon behind, which leads its own process group.
+            // It leaves a daemon behind, in a process group of its own. A newer nbd-server does
+            // not lead that group.
             Some(pid_file) => {
                 let status = child.wait().expect("the daemon's parent");
                 assert!(status.success(), "{what}: {status}");
                 super::wait_until(&what, LIMIT, || {
-                    fs::read_to_string(pid_file).ok()?.trim().parse().ok()
+                    let pid = fs::read_to_string(pid_file).ok()?.trim().parse().ok()?;
+                    getpgid(Some(Pid::from_raw(pid))).ok()
                 })
             }
-            None => i32::try_from(child.id()).expect("a pid"),
+            None => Pid::from_raw(i32::try_from(child.id()).expect("a pid")),
         };
-        self.group = Some(Pid::from_raw(group));
+        self.group = Some(group);
         super::wait_until(&what, LIMIT, || {
             if let Ok(Some(status)) = child.try_wait() {
                 assert!(!self.files.is_empty(), "{what}: {status}");

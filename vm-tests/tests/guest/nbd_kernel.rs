@@ -468,7 +468,11 @@ fn a_spent_budget_is_an_error_to_the_reader_and_the_device_can_still_be_revived(
     };
     let device = Device::connect(&server.uri("a"), 0, timeouts);
     guest::udevd::settle();
+    let links = DeadLinks::listen(soon()).unwrap();
+    let mut watch = links.watch(Some(device.0));
     server.kill();
+    // A request that is sent before the kernel has seen the end waits for its own timeout.
+    assert_eq!(watch.next(soon()), Some(LinkNotice::Dead(device.0)));
     let start = Instant::now();
     let error = device.read(0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(nix::libc::EIO));

@@ -71,12 +71,16 @@ fn an_attach_waits_for_the_rules_of_sg3_utils_and_names_the_unit_as_the_unit_doe
         for link in &links {
             assert_eq!(fs::canonicalize(link).unwrap(), attachment.node);
         }
-        // Only these rules make this link, from the unit's serial number.
+        // Only these rules make one of these links: an older version from the unit's serial
+        // number, a newer one from the T10 name, which ends in it.
         let serial = property(&attachment.node, "SCSI_IDENT_SERIAL");
         assert!(!serial.is_empty());
-        let of_serial = format!("scsi-SLinux_scsi_debug_{serial}");
-        let of_serial = Path::new("/dev/disk/by-id").join(of_serial);
-        assert!(links.contains(&of_serial), "{of_serial:?}: {links:?}");
+        let of_serial = ["S", "1"].map(|kind| {
+            let name = format!("scsi-{kind}Linux_scsi_debug_{serial}");
+            Path::new("/dev/disk/by-id").join(name)
+        });
+        let is_made = of_serial.iter().any(|link| links.contains(link));
+        assert!(is_made, "{of_serial:?}: {links:?}");
         let identity = attachment.identity().unwrap();
         let naa = property(&attachment.node, "ID_WWN_WITH_EXTENSION");
         guest::tell(&format!(

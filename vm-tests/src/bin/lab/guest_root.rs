@@ -95,10 +95,11 @@ const ADDITIONS: &[Addition] = &[
         packages: &["btrfs-progs", "cryptsetup-bin"],
         marks: &["content"],
     },
-    // Where it is installed, it is pid 1.
+    // Where it is installed, it is pid 1. A newer one only recommends the library of its
+    // sandboxes.
     Addition {
         name: "systemd",
-        packages: &["systemd"],
+        packages: &["libseccomp2", "systemd"],
         marks: &["systemd"],
     },
 ];
