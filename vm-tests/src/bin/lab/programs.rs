@@ -40,8 +40,14 @@ const OF_SOME_BOOTS: &[(&str, &[&str])] = &[
 ];
 const CRASH_AGENT: &str = "crash-agent";
 
-/// The host's tests use the library without optimisation.
-const OPTIMISED: [&str; 2] = ["--config", "profile.dev.package.lunbd.opt-level=1"];
+/// The guest's library is optimised, because the emulator makes each instruction dear, and has
+/// no debug sections, because the lab strips them. The host's tests use it as it is otherwise.
+const FOR_THE_GUEST: [&str; 4] = [
+    "--config",
+    "profile.dev.package.lunbd.opt-level=1",
+    "--config",
+    "profile.dev.package.lunbd.debug=0",
+];
 
 /// The guest's programs, built and packed.
 pub(crate) struct Programs {
@@ -70,8 +76,9 @@ impl Programs {
         if !is_wanted(CRASH_AGENT, &files) {
             return Ok(());
         }
+        // The library is not optimised here: that takes longer than all kills save by it.
         let crash_points = ["build", "-p", "vm-tests", "--features", "crash-points"];
-        let built = cargo(&[&crash_points[..], &["--bin", CRASH_AGENT]].concat())?;
+        let built = cargo(&[&crash_points[..], &["--bin", CRASH_AGENT]].concat(), &[])?;
         let executable = built.get(&("bin".to_owned(), CRASH_AGENT.to_owned()));
         let executable = executable.context("cargo built no crash-agent")?;
         let path = format!("usr/local/bin/{CRASH_AGENT}");
@@ -106,7 +113,7 @@ pub(crate) fn build(run_dir: &RunDir) -> Result<Programs> {
     // Cargo builds a package's programs for its tests, so it builds `lunbd` for the test of the
     // command line.
     let tests = ["--no-run", "--test", "guest", "--test", "command_line"];
-    let built = cargo(&[SELECTION, &tests].concat())?;
+    let built = cargo(&[SELECTION, &tests].concat(), &FOR_THE_GUEST)?;
     step("packing it", || {
         let mut programs = pack(&built, run_dir)?;
         programs.tests = list_tests(&built)?;
@@ -121,7 +128,7 @@ pub(crate) fn build_for_story(run_dir: &RunDir, package: &str, program: &str) ->
     let packages = ["-p", "lunbd", "-p", "vm-tests", "-p", package];
     let programs = ["--bin", "lunbd", "--bin", "init", "--bin", program];
     let release = ["build", "--release", "--features", &features];
-    let built = cargo(&[&release[..], &packages, &programs].concat())?;
+    let built = cargo(&[&release[..], &packages, &programs].concat(), &[])?;
     step("packing it", || pack(&built, run_dir))
 }
 
@@ -152,11 +159,11 @@ pub(crate) fn cargo_command() -> Command {
     command
 }
 
-fn cargo(arguments: &[&str]) -> Result<Built> {
+fn cargo(arguments: &[&str], profile: &[&str]) -> Result<Built> {
     let mut command = cargo_command();
     command
         .args(arguments)
-        .args(OPTIMISED)
+        .args(profile)
         .arg("--message-format=json-render-diagnostics");
     command.stderr(Stdio::inherit());
     let output = command.output().context("cargo")?;

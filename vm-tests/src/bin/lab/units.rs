@@ -8,7 +8,7 @@ const OWN_BOOT: &str = "own_boot_";
 /// The least number of tests that share a boot before the next file gets another. It is small
 /// enough that no machine runs long after the others have finished, and large enough to be
 /// worth a boot, which costs about as much as three tests.
-const WORTH_A_BOOT: usize = 25;
+const WORTH_A_BOOT: usize = 35;
 
 /// The tests that one machine runs, one after another.
 #[derive(Debug, PartialEq, Eq)]
@@ -70,14 +70,14 @@ mod tests {
 
     #[test]
     fn files_share_boots_and_none_is_split_or_forgotten() {
-        let files = [("attach", 20), ("detach", 10), ("hub", 2), ("nbd", 3)];
+        let files = [("attach", 20), ("detach", 20), ("hub", 2), ("nbd", 3)];
         let tests: Vec<TestCase> = files
             .iter()
             .flat_map(|(name, count)| file(name, *count))
             .collect();
         let units = of(&tests);
         let counts: Vec<usize> = units.iter().map(|unit| unit.tests.len()).collect();
-        assert_eq!(counts, [30, 5]);
+        assert_eq!(counts, [40, 5]);
         assert!(units.iter().all(|unit| !unit.own_boot));
         let together: Vec<TestCase> = units.into_iter().flat_map(|unit| unit.tests).collect();
         assert_eq!(together, tests);
