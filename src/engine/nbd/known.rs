@@ -85,45 +85,68 @@ pub(in crate::engine) fn known_tls(
 
 /// Reads the bytes that hold the names of the device's content, which proves that the
 /// device answers.
+///
+/// # Errors
+/// `NotReady` once this process's connections have ended, and `TimedOut`.
 pub(in crate::engine) fn require_answer(
     engine: &Engine,
     device: &NbdDevice,
     backend: &BackendId,
     deadline: Deadline,
 ) -> Result<Vec<u8>> {
-    /// The limit for a device whose connections of this process have ended: another process
-    /// may have given it new ones.
-    const DEAD_LIMIT: Duration = Duration::from_secs(1);
-    let index = device.index();
-    let dead = |link: &Link| link.backend == *backend && link.is_dead();
-    let is_dead = current_links(engine, device).get(&index).is_some_and(dead);
+    /// How long the call waits for the read before it looks at the connections again. It waits
+    /// as long after they have ended, because another process may have given the device new
+    /// ones.
+    const LOOK_INTERVAL: Duration = Duration::from_secs(1);
     let length = usize::try_from(nbd::CONTENT_LENGTH).unwrap_or(usize::MAX);
-    let limit = deadline.at_most(if is_dead { DEAD_LIMIT } else { Duration::MAX });
     let first_bytes = move |disk: &_, roots: &_| BlockDevice::read_first_bytes(disk, roots, length);
-    let read = engine
-        .nbd_reads
-        .start(device, engine.roots(), limit, first_bytes)?;
-    let earlier = if read.is_none() {
-        "an earlier read has not returned, "
-    } else {
-        ""
-    };
-    let answer = read.and_then(|read| read.wait(limit));
-    answer.unwrap_or_else(|| {
-        let error = if is_dead {
-            let message = format!(
-                "nbd{index} is attached, and its connections have ended: heal it, or detach it"
-            );
-            Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
+    let mut read = None;
+    loop {
+        let had_ended = connections_have_ended(engine, device, backend);
+        let limit = deadline.at_most(LOOK_INTERVAL);
+        if read.is_none() {
+            let (reads, roots) = (&engine.nbd_reads, engine.roots());
+            read = reads.start(device, roots, limit, first_bytes)?;
+        }
+        if let Some(answer) = read.as_ref().and_then(|read| read.wait(limit)) {
+            return answer;
+        }
+        if !had_ended && !deadline.has_passed() {
+            continue;
+        }
+        let error = if had_ended || connections_have_ended(engine, device, backend) {
+            have_ended_error(device)
         } else {
             let what = format!(
-                "a read of nbd{index}, which is attached already: its connections may be \
-                 dead, and a heal replaces those"
+                "a read of nbd{}, which is attached already: its connections may be dead, and a \
+                 heal replaces those",
+                device.index()
             );
             Error::timed_out(Stage::Probe, deadline, &what)
         };
-        Err(error.with_last_seen(format!("{earlier}{}", device.disk().describe())))
-    })
+        let earlier = if read.is_none() {
+            "an earlier read has not returned, "
+        } else {
+            ""
+        };
+        let seen = format!("{earlier}{}", device.disk().describe());
+        return Err(error.with_last_seen(seen));
+    }
+}
+
+/// Whether all connections of the device were those of this process, and have ended.
+fn connections_have_ended(engine: &Engine, device: &NbdDevice, backend: &BackendId) -> bool {
+    let ended = |link: &Link| link.backend == *backend && link.is_dead();
+    let links = current_links(engine, device);
+    links.get(&device.index()).is_some_and(ended)
+}
+
+fn have_ended_error(device: &NbdDevice) -> Error {
+    let message = format!(
+        "nbd{} is attached, and its connections have ended: heal it, or detach it",
+        device.index()
+    );
+    Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
 }
 
 /// The links without that of an earlier device with this number: another process may

@@ -1,12 +1,13 @@
 //! The connections of one NBD device: which of them are dead, and what replaces them.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::num::NonZeroU16;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use lunbd::engine::{HealOutcome, HealReport, NbdOptions};
@@ -134,7 +135,7 @@ fn restart_under_readers(mut server: NbdServer, export: &str, pattern: &[u8]) {
     let attachment = attach(&engine, &uri, &options());
     assert_eq!(server.connections(), CONNECTIONS);
     let readers = Readers::new();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for reader in 0..readers.done.len() {
             let (readers, node) = (&readers, &attachment.node);
             scope.spawn(move || readers.read(reader, node, pattern));
@@ -332,4 +333,39 @@ fn a_uri_that_is_too_long_for_the_kernel_needs_a_backend_id() {
     assert!(is_adopted(&healing), "{healing:?}");
     let detached = another.detach(DetachTarget::Device(node), soon());
     assert!(detached.unwrap().changed);
+}
+
+/// How many requests the kernel has for the device.
+fn in_flight(node: &Path) -> usize {
+    let name = node.file_name().unwrap().to_str().unwrap();
+    let counts = fs::read_to_string(format!("/sys/block/{name}/inflight")).unwrap();
+    let counts = counts.split_whitespace();
+    counts.map(|count| count.parse::<usize>().unwrap()).sum()
+}
+
+#[test]
+fn a_repeated_attach_that_waits_for_an_answer_notices_the_end_of_the_connection() {
+    let _module = NbdModule::with_backend_ids(1);
+    let store = Store::sparse(8 << 20);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let (ours, uri) = (engine(), server.uri("disk"));
+    let options = NbdOptions::default().io_timeout(IO_TIMEOUT);
+    let node = attach(&ours, &uri, &options).node;
+    guest::udevd::settle();
+    server.stop();
+    let failure = thread::scope(|scope| {
+        scope.spawn(|| {
+            guest::wait_until("the attach to read", LIMIT, || {
+                (in_flight(&node) > 0).then_some(())
+            });
+            server.kill();
+        });
+        let request = AttachRequest::new(source(&uri)).nbd(options.clone());
+        ours.attach(&request, soon()).unwrap_err()
+    });
+    assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Probe), "{failure}");
+    server.start();
+    assert!(is_adopted(&heal(&ours)));
+    detach(&ours, &uri);
 }
