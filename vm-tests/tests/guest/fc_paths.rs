@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -135,7 +136,7 @@ fn an_attach_adds_only_the_requested_lun_and_a_detach_leaves_nothing() {
 }
 
 #[test]
-fn a_lun_that_is_not_mapped_is_not_found_and_a_port_that_nobody_sees_is_a_missing_path() {
+fn a_lun_that_is_not_mapped_is_not_found_and_a_port_that_no_host_sees_is_a_missing_path() {
     let engine = engine();
     let store = Store::ramdisk("d1", 8 * MIB);
     let mut fabric = FcFabric::up();
@@ -255,7 +256,7 @@ fn each_state_of_a_lost_port_is_said_until_the_device_is_gone_and_a_new_attach_w
 }
 
 #[test]
-fn a_link_that_goes_down_before_the_scan_is_a_missing_path_and_no_missing_lun() {
+fn a_link_that_fails_before_the_scan_is_a_missing_path_and_no_missing_lun() {
     let engine = engine();
     let store = Store::ramdisk("f1", 8 * MIB);
     let mut fabric = FcFabric::up();
@@ -449,9 +450,14 @@ fn an_attach_reads_the_size_again_that_the_kernel_cleared_while_the_path_was_los
     // The write is in flight from here on, and fails when the port's timeout is over. The close
     // would not write back if udevd had the disk open before.
     posix_fadvise(&disk, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
-    // udevd receives the event of the close and makes the kernel read the partitions, which
-    // opens the disk.
     let closer = thread::spawn(move || drop(disk));
+    // The kernel opens the disk to read its partitions, and asks it for its size again. An
+    // older udevd requests this when the disk is closed, a newer one does not.
+    let mut reread = Command::new("blockdev")
+        .arg("--rereadpt")
+        .arg(&attachment.node)
+        .spawn()
+        .unwrap();
     guest::wait_until("the kernel to look at the disk", LIMIT, || {
         let looks = |process: &String| {
             let stack = fs::read_to_string(format!("/proc/{process}/stack"));
@@ -463,6 +469,7 @@ fn an_attach_reads_the_size_again_that_the_kernel_cleared_while_the_path_was_los
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
     closer.join().unwrap();
     until_nothing_is_stuck(&engine);
+    reread.wait().unwrap();
     // udevd's work must fail now: on the returned path it would succeed.
     guest::udevd::settle();
     let name = attachment.node.file_name().unwrap().to_str().unwrap();
