@@ -89,7 +89,7 @@ impl State {
                 if tracked.failure.take().is_some() {
                     self.publisher.change();
                 }
-                (tracked.refused, tracked.path_retry) = (None, None);
+                (tracked.refused_reason, tracked.path_retry) = (None, None);
             }
         }
         self.desired = desired;
@@ -114,7 +114,7 @@ impl State {
         let mut at = Instant::now();
         for tracked in self.tracked.values_mut() {
             at += jittered(within / count.max(1));
-            tracked.refused = None;
+            tracked.refused_reason = None;
             if let Some(path_retry) = &mut tracked.path_retry {
                 path_retry.at = path_retry.at.min(at);
             }
@@ -217,8 +217,12 @@ impl State {
         self.actual.volumes.remove(volume);
         self.components.remove(volume);
         if let Some(tracked) = self.tracked.get_mut(volume) {
-            (tracked.died, tracked.reconnect_handle, tracked.lost) = (None, None, false);
-            (tracked.path_retry, tracked.differs) = (None, None);
+            (
+                tracked.link_died_at,
+                tracked.reconnect_handle,
+                tracked.loss_was_reported,
+            ) = (None, None, false);
+            (tracked.path_retry, tracked.verified_condition) = (None, None);
         }
         let is_wanted = self.desired.get(volume).is_some();
         if !is_wanted && !self.is_busy(volume) {

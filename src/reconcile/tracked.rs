@@ -13,22 +13,22 @@ pub(super) struct Tracked {
     pub(super) activity: Activity,
     pub(super) failure: Option<Failure>,
     /// When the kernel reported the death of its link.
-    pub(super) died: Option<Instant>,
+    pub(super) link_died_at: Option<Instant>,
     pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
     pub(super) path_retry: Option<PathRetry>,
     /// A device of it went away during a step, or changed while a step only asked it.
     pub(super) needs_refresh: bool,
     /// What the device reported, where sysfs shows something else. Valid until it is
     /// asked again or is gone.
-    pub(super) differs: Option<(Condition, String)>,
+    pub(super) verified_condition: Option<(Condition, String)>,
     /// Its loss was reported.
-    pub(super) lost: bool,
+    pub(super) loss_was_reported: bool,
     /// The reason for which its step was refused.
-    pub(super) refused: Option<String>,
+    pub(super) refused_reason: Option<String>,
     /// The end of the server's certificate that an event has reported.
     pub(super) reported_certificate_end: Option<SystemTime>,
-    /// The count of all ended steps when its own last step ended.
-    pub(super) ended: u64,
+    /// The number of its last ended step among all ended steps.
+    pub(super) last_ended_step: u64,
 }
 
 /// What the reconciler does with a volume.
@@ -58,7 +58,7 @@ impl Tracked {
 
     /// Records that it does not serve I/O. Returns whether that was not reported yet.
     pub(super) fn mark_lost(&mut self) -> bool {
-        !std::mem::replace(&mut self.lost, true)
+        !std::mem::replace(&mut self.loss_was_reported, true)
     }
 }
 

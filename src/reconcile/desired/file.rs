@@ -75,12 +75,12 @@ struct LogIn {
 #[serde(untagged, expecting = "digests are true, false or \"require\"")]
 enum Digests {
     Offer(bool),
-    How(How),
+    Required(RequireWord),
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum How {
+enum RequireWord {
     Require,
 }
 
@@ -227,7 +227,7 @@ impl LogIn {
         }
         let options = match self.digests {
             Digests::Offer(offer) => options.digests(offer, offer),
-            Digests::How(How::Require) => options.require_digests(),
+            Digests::Required(RequireWord::Require) => options.require_digests(),
         };
         let source = match (&self.chap_file, &self.chap_variables) {
             (Some(_), Some(_)) => {

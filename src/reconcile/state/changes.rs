@@ -36,7 +36,7 @@ impl State {
             ChangeEvent::LinkDead(index) => {
                 let volume = self.components.volume_at(&index.name())?.clone();
                 let tracked = self.tracked.entry(volume.clone()).or_default();
-                tracked.died = Some(Instant::now());
+                tracked.link_died_at = Some(Instant::now());
                 if !tracked.is_busy() {
                     return self.mark_link_dead(&volume);
                 }

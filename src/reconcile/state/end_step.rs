@@ -35,7 +35,7 @@ impl State {
         self.schedule.workers.end(volume);
         self.counters.steps += 1;
         let tracked = self.tracked.entry(volume.clone()).or_default();
-        (tracked.activity, tracked.ended) = (Activity::Idle, self.counters.steps);
+        (tracked.activity, tracked.last_ended_step) = (Activity::Idle, self.counters.steps);
         if std::mem::take(&mut tracked.needs_refresh) {
             self.refresh.request(volume);
         }
@@ -115,13 +115,17 @@ impl State {
     fn record_attached(&mut self, status: VolumeStatus) -> Option<Event> {
         let volume = status.volume.clone();
         let tracked = self.tracked.entry(volume.clone()).or_default();
-        (tracked.lost, tracked.reconnect_handle, tracked.differs) = (false, None, None);
+        (
+            tracked.loss_was_reported,
+            tracked.reconnect_handle,
+            tracked.verified_condition,
+        ) = (false, None, None);
         let last_retry = tracked.path_retry.take();
         if !status.missing.is_empty() {
             let first = || PathRetry::after(self.options.retry_pauses());
             tracked.path_retry = Some(last_retry.map_or_else(first, PathRetry::next));
         }
-        let has_died = tracked.died.is_some();
+        let has_died = tracked.link_died_at.is_some();
         let event = attach_event(self.actual.get(&volume), &status);
         self.set_status(status);
         if has_died {
@@ -136,9 +140,13 @@ impl State {
     /// again.
     fn record_serving(&mut self, volume: &VolumeId, began: Instant) -> Option<Event> {
         let tracked = self.tracked.entry(volume.clone()).or_default();
-        let died_since = tracked.died.is_some_and(|died| died >= began);
-        (tracked.died, tracked.reconnect_handle, tracked.differs) = (None, None, None);
-        let was_lost = std::mem::take(&mut tracked.lost);
+        let died_since = tracked.link_died_at.is_some_and(|died| died >= began);
+        (
+            tracked.link_died_at,
+            tracked.reconnect_handle,
+            tracked.verified_condition,
+        ) = (None, None, None);
+        let was_lost = std::mem::take(&mut tracked.loss_was_reported);
         let status = self.actual.volumes.get_mut(volume)?;
         status.condition = Condition::Complete;
         status.verify_reason = died_since.then(|| MAY_HAVE_DIED.to_owned());
@@ -161,7 +169,7 @@ impl State {
         seen: String,
     ) -> Option<Event> {
         let tracked = self.tracked.entry(volume.clone()).or_default();
-        tracked.differs = Some((condition, seen.clone()));
+        tracked.verified_condition = Some((condition, seen.clone()));
         let status = self.actual.volumes.get_mut(volume)?;
         (status.condition, status.seen, status.verify_reason) = (condition, seen.clone(), None);
         tracked.mark_lost().then(|| Event::Lost {
@@ -190,7 +198,7 @@ impl State {
         self.record_failure(volume, kind, error);
         let tracked = self.tracked.entry(volume.clone()).or_default();
         tracked.reconnect_handle = disconnect.reconnect_handle.filter(|_| !is_gone);
-        tracked.lost = true;
+        tracked.loss_was_reported = true;
         Event::Lost {
             volume: volume.clone(),
             why,

@@ -57,7 +57,7 @@ impl State {
     /// ended.
     fn is_newer(&self, volume: &VolumeId, ended_steps: u64) -> bool {
         let tracked = self.tracked.get(volume);
-        tracked.is_some_and(|tracked| tracked.is_busy() || tracked.ended > ended_steps)
+        tracked.is_some_and(|tracked| tracked.is_busy() || tracked.last_ended_step > ended_steps)
     }
 
     fn merge_status(&mut self, mut status: VolumeStatus, verify_new: bool) -> Option<Event> {
@@ -77,7 +77,7 @@ impl State {
         let is_nbd = status.spec.nbd.is_some();
         if was_complete && is_nbd && status.condition == Condition::LinkDead {
             // Sysfs, or this process's end of the link, may show the death first.
-            tracked.died.get_or_insert_with(Instant::now);
+            tracked.link_died_at.get_or_insert_with(Instant::now);
         }
         override_sysfs(&mut status, tracked);
         let is_complete = status.condition == Condition::Complete;
@@ -86,10 +86,10 @@ impl State {
             tracked.mark_lost().then(|| Event::Lost {
                 volume,
                 why: status.seen.clone(),
-                budget_left: tracked.died.and_then(|_| budget(&status)),
+                budget_left: tracked.link_died_at.and_then(|_| budget(&status)),
             })
-        } else if is_complete && status.verify_reason.is_none() && tracked.lost {
-            tracked.lost = false;
+        } else if is_complete && status.verify_reason.is_none() && tracked.loss_was_reported {
+            tracked.loss_was_reported = false;
             Some(Event::Healed { volume })
         } else {
             None
@@ -152,13 +152,13 @@ fn is_back(known: &VolumeStatus, found: &VolumeStatus) -> bool {
 /// device itself.
 fn override_sysfs(status: &mut VolumeStatus, tracked: &mut Tracked) {
     if !is_there(status) {
-        tracked.differs = None;
+        tracked.verified_condition = None;
     }
-    if tracked.died.is_some() && status.condition == Condition::Complete {
+    if tracked.link_died_at.is_some() && status.condition == Condition::Complete {
         status.condition = Condition::LinkDead;
         "its link has died".clone_into(&mut status.seen);
     }
-    if let Some((condition, seen)) = &tracked.differs {
+    if let Some((condition, seen)) = &tracked.verified_condition {
         status.condition = *condition;
         status.seen.clone_from(seen);
     }

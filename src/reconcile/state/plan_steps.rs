@@ -80,10 +80,10 @@ impl State {
     /// The event for a step that is refused, once for each reason.
     fn report_refusal(&mut self, step: &Step) -> Option<Event> {
         let tracked = self.tracked.entry(step.volume.clone()).or_default();
-        if tracked.refused.as_deref() == Some(&*step.reason) {
+        if tracked.refused_reason.as_deref() == Some(&*step.reason) {
             return None;
         }
-        tracked.refused = Some(step.reason.clone().into_owned());
+        tracked.refused_reason = Some(step.reason.clone().into_owned());
         Some(Event::Failed {
             volume: step.volume.clone(),
             step: step.kind,
@@ -129,7 +129,7 @@ impl State {
             priority,
             due: failure.and_then(Failure::next_try),
             endpoint,
-            is_failing: failure.is_some() || tracked.lost,
+            is_failing: failure.is_some() || tracked.loss_was_reported,
             tries: failure.map_or(0, Failure::tries),
             reconnect_handle: None,
         })
@@ -142,7 +142,7 @@ impl State {
         job.reconnect_handle = tracked.reconnect_handle.take();
         tracked.activity = Activity::Running(job.step.kind, None);
         if job.step.kind == StepKind::Attach {
-            tracked.died = None;
+            tracked.link_died_at = None;
         }
         Some(job)
     }

@@ -44,7 +44,7 @@ fn a_volume_is_attached_again_although_its_last_link_died() {
 }
 
 #[test]
-fn a_device_that_goes_away_during_a_step_is_looked_at_after_it_and_no_other_event_of_it_is() {
+fn after_a_step_only_the_removal_of_its_device_is_looked_at() {
     let mut state = wanting_nbd(1);
     let attach = take(&mut state, StepKind::Attach);
     let mut status = nbd_status(0);
