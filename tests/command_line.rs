@@ -235,7 +235,7 @@ fn an_error_in_the_file_names_its_line_and_does_not_print_it() {
 }
 
 #[test]
-fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_nothing() {
+fn apply_shows_its_plan_and_reports_a_broken_file_by_line_and_key_without_a_change() {
     let place = tempfile::tempdir().unwrap();
     let journal = place.path().join("journal");
     let journal = journal.to_str().unwrap();
@@ -332,7 +332,7 @@ fn apply_shows_its_plan_and_a_broken_file_is_told_by_line_and_key_and_changes_no
 }
 
 #[test]
-fn a_record_that_cannot_be_read_is_set_aside_and_told_of() {
+fn an_unreadable_record_is_set_aside_and_reported() {
     let place = tempfile::tempdir().unwrap();
     let journal = place.path().join("journal");
     std::fs::create_dir(&journal).unwrap();

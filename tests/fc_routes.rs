@@ -118,7 +118,7 @@ fn every_local_port_that_sees_a_target_port_is_a_route() {
 }
 
 #[test]
-fn a_port_that_nobody_sees_is_one_route_that_is_missing() {
+fn a_port_that_no_host_sees_is_one_missing_route() {
     let machine = Machine::new();
     let found = routes(&machine, ONE);
     assert_eq!(
@@ -194,7 +194,7 @@ fn a_port_that_is_no_scsi_target_is_said_to_be_none() {
 }
 
 #[test]
-fn attributes_that_cannot_be_read_are_told_and_stop_nothing() {
+fn unreadable_attributes_are_reported_and_stop_nothing() {
     let machine = Machine::new();
     host(&machine, 2, "Online");
     Rport::new(&machine, "rport-2:0-1", ONE);
@@ -225,7 +225,7 @@ fn attributes_that_cannot_be_read_are_told_and_stop_nothing() {
 }
 
 #[test]
-fn a_port_that_goes_away_while_it_is_read_is_none() {
+fn a_port_that_is_removed_while_it_is_read_is_left_out() {
     let machine = Machine::new();
     host(&machine, 2, "Online");
     let rport = Rport::new(&machine, "rport-2:0-1", ONE);

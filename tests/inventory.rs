@@ -89,7 +89,7 @@ fn paths_of_one_name_are_one_unit_with_their_map_and_where_it_is_mounted() {
 }
 
 #[test]
-fn paths_that_do_not_run_or_do_not_know_the_size_are_told() {
+fn paths_that_do_not_run_or_lack_the_size_are_listed() {
     let mut san = San::new();
     for (host, unit) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
         san.disk(host, unit, Some(unit));

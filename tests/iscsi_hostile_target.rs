@@ -287,7 +287,7 @@ fn an_answer_to_another_question_is_refused() {
 }
 
 #[test]
-fn garbage_is_told_from_iscsi() {
+fn garbage_is_no_iscsi() {
     for garbage in [
         &b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n"[..],
         &[0x55; 48],
@@ -370,7 +370,7 @@ fn the_status_of_a_login_decides_the_kind() {
 }
 
 #[test]
-fn a_target_that_goes_in_the_middle_is_unreachable() {
+fn a_target_that_closes_in_the_middle_is_unreachable() {
     let mut header = [0; 48];
     (header[0], header[36]) = (0x32, 1);
     let error = refused(move |talk| {

@@ -251,7 +251,7 @@ fn a_dead_connection_is_known_by_where_it_was_to_go() {
 }
 
 #[test]
-fn attributes_that_cannot_be_read_are_told_and_stop_nothing() {
+fn unreadable_attributes_are_reported_and_stop_nothing() {
     let machine = Machine::new();
     Session::new(&machine, 1, "10.0.0.1", 3260);
     let stateless = Session::new(&machine, 2, "10.0.0.2", 3260);
@@ -282,7 +282,7 @@ fn attributes_that_cannot_be_read_are_told_and_stop_nothing() {
 }
 
 #[test]
-fn a_session_that_goes_away_while_it_is_read_is_none() {
+fn a_session_that_is_removed_while_it_is_read_is_left_out() {
     let machine = Machine::new();
     let session = Session::new(&machine, 1, "10.0.0.1", 3260);
     session.remove("state");

@@ -251,7 +251,7 @@ fn lines_of_the_log_are_in_the_envelope() {
 }
 
 #[test]
-fn the_schema_is_printed_and_a_line_that_it_does_not_allow_is_told_from_one_that_it_allows() {
+fn the_printed_schema_allows_a_valid_line_and_refuses_an_invalid_one() {
     let output = Command::new(env!("CARGO_BIN_EXE_lunbd"))
         .arg("schema")
         .output()

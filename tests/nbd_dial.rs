@@ -44,7 +44,7 @@ fn the_socket_is_blocking_and_has_no_timeouts_when_it_is_handed_over() {
 }
 
 #[test]
-fn where_nobody_listens_the_server_is_unreachable() {
+fn without_a_listener_the_server_is_unreachable() {
     // At this address the other tests, which run meanwhile, have no server.
     let listener = TcpListener::bind("127.0.0.2:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -287,7 +287,7 @@ fn a_detach_that_fails_when_all_is_gone_has_its_receipt() {
 }
 
 #[test]
-fn what_an_earlier_flush_lost_is_told_until_it_is_given_up() {
+fn the_loss_of_an_earlier_flush_is_reported_until_the_data_is_abandoned() {
     let machine = Machine::new();
     let mark = "run/lunbd/lost-sdq-7";
     machine.write(mark, &format!("the write failed\n{NAME}\n"));

@@ -224,7 +224,7 @@ fn failures(told: &[SessionRecoveryReport]) -> Vec<(u32, ErrorKind)> {
 
 /// The server at the other end would receive the writes that wait.
 #[test]
-fn a_session_made_with_proof_is_told_of_and_not_dialled_without_credentials_that_prove_as_much() {
+fn a_session_with_mutual_chap_is_reported_and_not_dialled_without_such_credentials() {
     let machine = Machine::new();
     machine.add(1);
     machine.set(1, "username_in", "lunbd:mutual-chap");

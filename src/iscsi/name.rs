@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_name_and_a_name_that_is_none_are_told_apart() {
+    fn a_file_without_a_name_and_an_invalid_name_give_different_errors() {
         assert_eq!(read("# empty\n").unwrap_err().kind(), ErrorKind::NotFound);
         let none = read("InitiatorName=host\n").unwrap_err();
         assert_eq!(none.kind(), ErrorKind::InvalidInput);

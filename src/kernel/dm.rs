@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_device_mapper_is_told_from_one_without_the_device() {
+    fn without_device_mapper_the_error_differs_from_that_of_a_missing_device() {
         let error = remove(&Roots::below("/no-such-machine"), "mpath-x").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotSupported);
         let message = error.to_string();

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_the_driver_is_told_which_module_it_needs() {
+    fn the_error_on_a_machine_without_the_driver_names_the_module() {
         let root = tempfile::tempdir().unwrap();
         let error = Control::open(&Roots::below(root.path())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotSupported);

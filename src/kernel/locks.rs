@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_found_by_its_file_among_others_and_who_waits_has_none() {
+    fn a_lock_is_found_by_its_file_among_others_and_a_waiting_process_holds_none() {
         let table = "\
 1: POSIX  ADVISORY  WRITE 11 00:15:77 0 EOF
 2: FLOCK  ADVISORY  WRITE 812 fd:01:77 0 EOF

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_where_nobody_listens_is_not_the_last_one_tried() {
+    fn after_an_address_without_a_listener_the_next_one_is_tried() {
         // No other test, which may run meanwhile, listens on this address.
         let listen = || TcpListener::bind("127.0.0.2:0").unwrap();
         let (gone, there) = (listen(), listen());
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_into_one_end_of_a_pair_comes_out_of_the_other() {
+    fn bytes_written_to_one_end_of_a_pair_are_read_from_the_other() {
         let deadline = Deadline::after(Duration::from_secs(10));
         let (near, far) = pair(deadline).unwrap();
         TcpStream::from(near).write_all(b"number").unwrap();

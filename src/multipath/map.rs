@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_of_device_mapper_goes_as_soon_as_it_does_not_say_who_it_is() {
+    fn a_dm_device_without_a_name_counts_as_gone() {
         // Another kind of device exists, though it is no map.
         let (_directory, roots) = machine("LVM-x");
         let is_removed = |name| Map::is_being_removed(&roots, name);

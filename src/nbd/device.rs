@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_goes_loses_what_it_shows_first_and_is_absent_then() {
+    fn a_removed_device_first_loses_its_attributes_and_then_its_directory() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let dir = roots.sysfs.join("block/nbd3");

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn of_connections_one_of_which_nobody_reads_the_others_end() {
+    fn if_replies_stay_unread_in_one_connection_the_others_are_shut_down() {
         let (one, mut peer_of_one) = UnixStream::pair().unwrap();
         let (two, _peer_of_two) = UnixStream::pair().unwrap();
         let mut link = link(vec![one.into(), two.into()]);

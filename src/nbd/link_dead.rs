@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_reaches_those_who_watch_the_device_and_no_others() {
+    fn a_dead_link_is_reported_to_the_watchers_of_the_device_alone() {
         let links = links();
         let mut mine = links.watch(Some(index(3)));
         let mut other = links.watch(Some(index(4)));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_read_is_told_to_look_again_and_only_once() {
+    fn a_watcher_that_does_not_read_gets_one_notice_to_look_again() {
         let links = links();
         let mut watch = links.watch(None);
         for number in 0..70 {

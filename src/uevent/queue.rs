@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_sleeps_is_woken_by_an_event_and_by_the_end() {
+    fn a_sleeping_reader_is_woken_by_an_event_and_by_the_end() {
         let queue = Queue::default();
         let (start, long) = (Instant::now(), Duration::from_secs(20));
         std::thread::scope(|scope| {

@@ -183,9 +183,7 @@ pub(crate) fn a_mounted_disk_is_refused_with_its_mounts_path<M: Machine>() {
     assert!(detach(&engine, &source).unwrap().changed);
 }
 
-pub(crate) fn an_offline_disk_that_nobody_has_open_is_detached_and_said_to_be_unflushed<
-    M: Machine,
->() {
+pub(crate) fn an_offline_disk_without_users_is_detached_and_reported_as_unflushed<M: Machine>() {
     let machine = M::with(1, 2);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
     attach(&engine, &source);
@@ -202,7 +200,9 @@ pub(crate) fn an_offline_disk_that_nobody_has_open_is_detached_and_said_to_be_un
     assert_eq!(devices(&*machine, &engine), NONE);
 }
 
-pub(crate) fn a_flush_that_fails_ends_the_detach_and_is_told_until_it_is_given_up<M: Machine>() {
+pub(crate) fn a_failed_flush_ends_the_detach_and_is_reported_until_the_data_is_abandoned<
+    M: Machine,
+>() {
     let machine = M::with(1, 2);
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
     let node = attach(&engine, &source).node;

@@ -36,7 +36,7 @@ macro_rules! behaviours {
                 a_device_that_is_no_disk_is_not_supported_and_leaves_nothing_behind,
                 two_concurrent_attaches_create_one_device_and_both_return_it,
                 an_offline_device_is_not_handed_out_and_stays,
-                an_attach_that_udevd_does_not_answer_times_out_and_the_next_goes_on_with_its_device,
+                an_attach_that_udevd_does_not_answer_times_out_and_the_next_continues_with_its_device,
                 an_attach_that_is_cancelled_while_it_waits_removes_its_device,
                 an_attach_that_is_cancelled_at_any_earlier_stage_leaves_nothing_behind,
             }
@@ -54,11 +54,11 @@ macro_rules! behaviours {
                 a_process_that_has_a_disk_open_for_writing_is_refused_and_named,
                 a_process_that_only_reads_does_not_hold_a_detach_up,
                 a_mounted_disk_is_refused_with_its_mounts_path,
-                an_offline_disk_that_nobody_has_open_is_detached_and_said_to_be_unflushed,
-                a_flush_that_fails_ends_the_detach_and_is_told_until_it_is_given_up,
+                an_offline_disk_without_users_is_detached_and_reported_as_unflushed,
+                a_failed_flush_ends_the_detach_and_is_reported_until_the_data_is_abandoned,
             }
             replaced {
-                a_device_of_another_unit_that_nobody_uses_is_replaced_and_its_links_are_the_new_units,
+                an_unused_device_of_another_unit_is_replaced_and_its_links_are_the_new_units,
                 a_device_of_another_unit_that_is_mounted_is_refused_and_left,
             }
             lost {

@@ -8,7 +8,7 @@ use lunbd::{AttachRequest, Attachment, ErrorKind};
 
 use super::machine::{Machine, attach, detach, devices, soon, unit};
 
-pub(crate) fn a_device_of_another_unit_that_nobody_uses_is_replaced_and_its_links_are_the_new_units<
+pub(crate) fn an_unused_device_of_another_unit_is_replaced_and_its_links_are_the_new_units<
     M: Machine,
 >() {
     let machine = M::with(2, 4);

@@ -94,7 +94,7 @@ fn holds_the_journal_for_the_next_test() {
 }
 
 #[test]
-fn two_processes_on_one_journal_and_the_second_is_told_who_holds_it_until_it_dies() {
+fn a_second_process_learns_the_holder_of_the_journal_until_that_dies() {
     let node = Node::with(&[attached("pvc-1", ATTACHED, NAME)]);
     let mut other = Command::new(std::env::current_exe().unwrap())
         .args([

@@ -138,7 +138,7 @@ fn a_disk_whose_node_leads_to_another_device_is_not_taken_for_one_that_cannot_be
 }
 
 #[test]
-fn a_caller_that_abandons_unwritten_data_goes_on_where_the_writes_fail() {
+fn a_caller_that_abandons_unwritten_data_continues_though_the_writes_fail() {
     let attached = Attached::new();
     attached.kernel().write_to(attached.node());
     attached.fail_writes(true);
@@ -198,7 +198,7 @@ fn a_process_that_begins_to_write_during_a_long_flush_is_refused() {
 }
 
 #[test]
-fn who_abandons_unwritten_data_does_not_wait_behind_an_earlier_flush_that_hangs() {
+fn a_caller_that_abandons_unwritten_data_does_not_wait_for_a_hanging_flush() {
     let attached = Attached::new();
     let kernel = Arc::clone(attached.kernel());
     let observer = StageObserver::new(move |stage| {

@@ -52,7 +52,7 @@ fn put_offline(engine: &Engine) {
 }
 
 #[test]
-fn a_detach_waits_for_who_works_on_the_unit_and_touches_nothing_meanwhile() {
+fn a_detach_waits_for_another_call_on_the_unit_and_touches_nothing_meanwhile() {
     let (fake, engine) = machine();
     attach(&fake, &engine);
     let lock = fake.root().join("run/lunbd/unit-naa-5000c50000000001.lock");
@@ -108,7 +108,7 @@ fn a_path_at_which_another_unit_answered_stays_replaced_when_it_is_silent_later(
 }
 
 #[test]
-fn a_loss_is_told_of_the_unit_also_after_another_process_deleted_its_disk() {
+fn a_loss_of_the_unit_is_reported_also_after_another_process_deleted_its_disk() {
     let (fake, engine) = machine();
     let disk = attach(&fake, &engine);
     fake.kernel().write_to(&disk.node);

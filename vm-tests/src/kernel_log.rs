@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defects_are_told_from_what_a_kernel_says_of_a_test() {
+    fn defects_differ_from_what_a_kernel_logs_about_a_test() {
         let defects = [
             "[   10.1] WARNING: CPU: 1 PID: 77 at fs/sysfs/group.c:280 sysfs_remove_group+0x76",
             "[   10.1] WARNING: possible circular locking dependency detected",
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_is_told_with_its_text() {
+    fn a_warning_is_reported_with_its_text() {
         let log = "\
 [    5.1] ------------[ cut here ]------------
 [    5.1] workqueue: WQ_MEM_RECLAIM a is flushing !WQ_MEM_RECLAIM b

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_that_stays_is_told_once() {
+    fn a_lasting_error_is_reported_once() {
         let error = |text| Error::new(ErrorKind::Io, text);
         let mut told = LastError::default();
         let is_new = ["full", "full", "gone", "full"].map(|text| told.is_new(&error(text)));

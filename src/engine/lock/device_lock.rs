@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_lock_that_is_shared_keeps_out_who_wants_it_alone_until_the_last_is_done() {
+    fn a_shared_device_lock_blocks_an_exclusive_one_until_the_last_holder_drops_it() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let alone = |deadline| DeviceLock::take(&roots, "session-1", deadline);
@@ -335,7 +335,7 @@ mod tests {
 
     #[cfg(feature = "journal")]
     #[test]
-    fn who_takes_what_another_died_with_is_told_so_and_who_takes_what_was_dropped_is_not() {
+    fn the_next_holder_of_a_lock_learns_whether_the_last_one_died_with_it() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let lock = DeviceLock::take(&roots, "login-1", soon()).unwrap();

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_never_comes_free_keeps_nobody() {
+    fn a_lock_that_is_never_released_keeps_no_caller_beyond_its_deadline() {
         let disk = tempfile::NamedTempFile::new().unwrap();
         let [udev, ours] = [(); 2].map(|()| File::open(disk.path()).unwrap());
         udev.lock_shared().unwrap();

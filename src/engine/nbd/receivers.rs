@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_runs_on_the_processor_that_it_is_given_and_the_thread_goes_on_as_before() {
+    fn a_call_runs_on_its_given_processor_and_the_thread_keeps_its_own_afterwards() {
         let this_thread = Pid::from_raw(0);
         let before = sched_getaffinity(this_thread).unwrap();
         let last = (0..CpuSet::count()).rfind(|number| before.is_set(*number).unwrap());

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_caller_that_abandons_unwritten_data_goes_on_beside_our_own_flush() {
+    fn only_a_caller_that_abandons_unwritten_data_continues_beside_our_own_flush() {
         let us = std::process::id();
         let flush = open(us, "agent", false);
         let abandoning = Removal::Map {

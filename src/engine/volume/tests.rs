@@ -176,7 +176,7 @@ fn no_sync(directory: &std::path::Path) -> Result<()> {
 }
 
 #[test]
-fn a_detach_or_attach_whose_beginning_is_not_on_the_disk_is_refused_and_finished_by_nobody() {
+fn a_detach_or_attach_whose_beginning_is_not_on_the_disk_is_refused_and_never_finished() {
     let mut node = Node::new();
     let attached = Record {
         intent: None,
@@ -206,7 +206,7 @@ fn a_detach_or_attach_whose_beginning_is_not_on_the_disk_is_refused_and_finished
 }
 
 #[test]
-fn a_record_that_went_is_known_to_be_gone_also_where_the_disk_was_not_told() {
+fn a_removed_record_counts_as_gone_also_if_its_directory_was_not_synced() {
     let mut node = Node::new();
     node.write(&node.begun());
     node.journal = node.journal.with_sync(no_sync);

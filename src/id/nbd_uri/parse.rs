@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_told_from_plain_tcp_and_refused_over_unix_sockets() {
+    fn tls_and_plain_tcp_differ_by_their_scheme_and_tls_over_unix_sockets_is_refused() {
         let uri = parse("nbds://H:1/x?tls-certificates=/c&tls-hostname=Name").unwrap();
         let server = NbdServer::Tls {
             host: "h".to_owned(),

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_the_targets_words_those_that_nobody_asked_for_are_news() {
+    fn only_unsolicited_messages_of_the_target_are_news() {
         let session = SessionId(4);
         let mut pdu = vec![0; HEADER];
         (pdu[0], pdu[36], pdu[43]) = (0x32, 1, 9);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_made_and_has_our_interface_is_ours() {
+    fn a_session_without_a_creator_is_ours_only_with_our_interface() {
         for (creator, interface, ours) in [
             ("-1", "lunbd", true),
             ("-1", "default", false),

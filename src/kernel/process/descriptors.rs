@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_is_told_from_a_reader_and_from_one_who_only_names_the_file() {
+    fn a_writer_differs_from_a_reader_and_from_a_process_with_an_o_path_descriptor() {
         let mut both = OpenOptions::new();
         both.read(true).write(true);
         let file = both.open("/dev/null").unwrap();

@@ -112,7 +112,7 @@ mod tests {
     const SDA: DevNo = DevNo { major: 8, minor: 0 };
 
     #[test]
-    fn a_shared_mapping_that_can_be_written_to_is_told_from_the_others() {
+    fn only_a_shared_writable_mapping_counts_as_a_writer() {
         let file = "00:05 123                        /dev/sda";
         let line = |permissions: &str| format!("00400000-7f00a000 {permissions} 00001000 {file}");
         let shared = line("rw-s");

@@ -108,7 +108,7 @@ fn a_path_is_known_by_its_whole_name_alone_and_a_refusal_is_no_list() {
 }
 
 #[test]
-fn each_disk_is_told_with_the_units_name_and_one_without_a_name_is_left_out() {
+fn multipathd_gets_each_disk_with_the_units_name_and_none_without_a_name() {
     let list = "sda/36001405\nsdb/[undef]\nsdc/\nsdd/1LIO-ORG_a/b\n";
     let (daemon, told) = answering(vec![packet(list), packet("ok\n"), packet("fail\n")]);
     let wwids: Vec<_> = daemon.wwids(soon()).unwrap().into_iter().collect();
@@ -165,7 +165,7 @@ fn one_that_is_busy_is_asked_again_until_the_deadline_but_to_let_go() {
 }
 
 #[test]
-fn a_name_that_would_be_more_than_one_word_is_told_to_nobody() {
+fn a_name_of_more_than_one_word_is_not_sent() {
     let (daemon, _listener) = listen();
     for name in ["", "a b", "a\n", "\"", "a\0", &"x".repeat(128)] {
         let error = daemon.delete_path(name, soon()).unwrap_err();
@@ -210,7 +210,7 @@ fn a_reply_without_end_is_refused_and_one_cut_short_is_a_daemon_that_went_away()
 }
 
 #[test]
-fn nobody_is_there_is_told_from_a_full_queue() {
+fn a_missing_daemon_and_a_full_queue_give_different_errors() {
     let (daemon, listener) = listen();
     drop(listener);
     let error = daemon.add_path("sda", soon()).unwrap_err();

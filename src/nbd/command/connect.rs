@@ -170,7 +170,7 @@ mod tests {
     use crate::nbd::command::tests::HEALING;
 
     #[test]
-    fn a_connect_says_what_it_was_told_and_always_both_timeouts() {
+    fn a_connect_message_has_the_given_attributes_and_always_both_timeouts() {
         let (socket, _peer) = UnixStream::pair().unwrap();
         let socket = OwnedFd::from(socket);
         let number = u32::try_from(socket.as_raw_fd()).unwrap();

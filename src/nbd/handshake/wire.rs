@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_of_another_protocol_is_told_from_an_old_one() {
+    fn a_server_of_another_protocol_and_an_old_server_give_different_errors() {
         let error =
             |magic, style, flags| Greeting::decode(&greeting(magic, style, flags)).unwrap_err();
         let http = error(*b"HTTP/1.1", *b" 400 Bad", 0);

@@ -142,7 +142,7 @@ fn a_call_that_hangs_quarantines_its_host_until_it_returns_and_no_other_host() {
 }
 
 #[test]
-fn who_waits_behind_a_call_that_hangs_is_refused_as_soon_as_it_is_given_up() {
+fn a_call_that_waits_behind_a_hanging_one_is_refused_once_that_is_given_up() {
     let scheduler = scheduler();
     let (release, call) = hanging();
     let (error, waited) = thread::scope(|scope| {

@@ -23,7 +23,7 @@ fn read(queue: &Queue) -> Vec<Notice> {
 }
 
 #[test]
-fn an_event_reaches_once_those_who_watch_a_component_of_its_path_and_no_others() {
+fn an_event_reaches_each_waiter_for_a_component_of_its_path_once_and_no_other_waiter() {
     let dispatch = Dispatch::default();
     let mine = subscribe(&dispatch, &component("2:0:0:3"));
     let other = subscribe(&dispatch, &component("2:0:0:30"));
@@ -36,7 +36,7 @@ fn an_event_reaches_once_those_who_watch_a_component_of_its_path_and_no_others()
 }
 
 #[test]
-fn an_event_that_nobody_watches_is_not_copied() {
+fn an_event_without_a_waiter_is_not_copied() {
     let dispatch = Dispatch::default();
     let interest = component("nbd0");
     let (id, _queue) = dispatch.subscribe(&interest);
@@ -56,7 +56,7 @@ fn news_reaches_those_who_watch_news_and_is_looked_for_only_then() {
 }
 
 #[test]
-fn a_waiter_that_does_not_read_is_told_once_that_it_missed_something() {
+fn a_waiter_that_does_not_read_gets_one_notice_of_missed_events() {
     let dispatch = Dispatch::default();
     let queue = subscribe(&dispatch, &component("x"));
     for _ in 0..10_000 {

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_told_from_a_thread_and_from_other_events() {
+    fn a_new_process_differs_from_a_new_thread_and_from_other_events() {
         let fork = Fork {
             parent: 7,
             child: 12,

@@ -219,7 +219,7 @@ fn a_signal_ends_a_detach_that_waits_for_udev_and_the_receipt_says_that_the_disk
 }
 
 #[test]
-fn a_signal_ends_a_detach_that_waits_for_an_attach_and_the_attach_goes_on() {
+fn a_signal_ends_a_detach_that_waits_for_an_attach_and_the_attach_continues() {
     guest::enter();
     let target = ScsiDebug::with_luns(8);
     let source = format!("scsi:{}:0:0:2", target.host());

@@ -133,7 +133,7 @@ impl Drop for Agent {
 }
 
 #[test]
-fn a_reconciler_that_lacks_threads_goes_on_and_attaches_when_it_can_start_them() {
+fn a_reconciler_that_lacks_threads_continues_and_attaches_when_it_can_start_them() {
     guest::time_limit(IN_ALL);
     let limit = ThreadLimit::none();
     let target = ScsiDebug::with_luns(4);

@@ -27,7 +27,7 @@ fn read_store(by: &Path, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn data_written_without_a_sync_is_on_the_device_before_the_kernel_is_told_to_delete_it() {
+fn data_written_without_a_sync_is_on_the_device_before_the_delete() {
     let (engine, target) = (engine(), ScsiDebug::with_luns(3));
     let mut data = vec![0; 1 << 20];
     File::open("/dev/urandom")

@@ -165,7 +165,7 @@ fn a_unit_whose_only_path_is_standby_is_not_ready_and_nothing_is_left_of_it() {
 }
 
 #[test]
-fn a_path_that_goes_standby_is_detached_once_another_path_has_flushed_the_units_cache() {
+fn a_path_that_becomes_standby_is_detached_once_another_path_has_flushed_the_units_cache() {
     let array = Array::with("a5503", [ACTIVE, NON_OPTIMIZED]);
     let attached = array.attach(&[0, 1]).unwrap();
     let mut disk = OpenOptions::new().write(true).open(&attached.node).unwrap();
@@ -189,7 +189,7 @@ fn a_path_that_goes_standby_is_detached_once_another_path_has_flushed_the_units_
 }
 
 #[test]
-fn a_detach_of_a_standby_path_alone_is_not_ready_and_goes_on_once_it_is_active() {
+fn a_detach_of_a_standby_path_alone_is_not_ready_and_succeeds_once_it_is_active() {
     let array = Array::with("a5504", [ACTIVE, ACTIVE]);
     let attached = array.attach(&[0]).unwrap();
     array.groups[0].set_access_state(STANDBY);

@@ -59,7 +59,7 @@ fn a_lun_scanned_on_two_portals_is_one_map_and_nothing_is_left_of_it() {
 }
 
 #[test]
-fn a_portal_that_goes_down_fails_its_session_alone_and_it_comes_back() {
+fn a_portal_without_its_network_fails_its_session_alone_and_serves_it_again_later() {
     let store = Store::file("2b", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(0, &store);

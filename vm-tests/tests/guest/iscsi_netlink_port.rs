@@ -128,7 +128,7 @@ fn several_processes_that_make_sessions_at_once_without_the_port_each_make_their
 
 /// The file is the lock: a user who cannot open it cannot delay a login.
 #[test]
-fn the_lock_of_those_who_make_sessions_is_roots_alone_and_its_holder_is_named() {
+fn the_lock_for_making_sessions_is_roots_alone_and_its_holder_is_named() {
     iscsi_tcp::prepare();
     let engine = engine();
     let target = IscsiTarget::serve(IQN, &[1], 8 << 20);

@@ -438,6 +438,6 @@ fn a_detach_tells_a_queueing_map_without_a_path_to_fail_and_reports_it() {
 }
 
 #[test]
-fn a_queueing_map_is_told_to_fail_by_ioctl_if_multipathd_hangs() {
+fn a_queueing_map_is_set_to_fail_by_ioctl_if_multipathd_hangs() {
     detach_where_the_map_queues_for_ever(true);
 }

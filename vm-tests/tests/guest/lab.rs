@@ -99,7 +99,7 @@ fn without_udevd_a_disk_raises_the_kernels_events_alone_and_opening_it_none() {
 }
 
 #[test]
-fn a_held_udevd_does_not_answer_until_it_goes_on() {
+fn a_stopped_udevd_does_not_answer_until_it_continues() {
     let target = ScsiDebug::with_luns(4);
     {
         let _held = udevd::stopped();

@@ -242,7 +242,7 @@ fn a_daemon_is_found_only_while_it_runs_and_one_that_hangs_times_out() {
 }
 
 #[test]
-fn io_that_waits_for_a_path_fails_when_the_map_is_told_not_to_queue() {
+fn io_that_waits_for_a_path_fails_once_the_map_is_set_not_to_queue() {
     let target = two_hosts();
     let paths = scan(&target);
     let _held = udevd::stopped();

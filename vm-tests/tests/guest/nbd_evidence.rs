@@ -79,7 +79,7 @@ fn is_taken_with(outcome: &HealOutcome, told: &[Difference]) -> bool {
 }
 
 #[test]
-fn a_volume_to_which_nobody_wrote_is_refused_with_any_other_first_bytes_also_without_names() {
+fn an_unwritten_volume_is_refused_with_any_other_first_bytes_also_without_names() {
     let _module = NbdModule::with_backend_ids(1);
     let (volume, unnamed) = (blank(), Store::filled(SIZE, 0x5a));
     let (other, name) = formatted();

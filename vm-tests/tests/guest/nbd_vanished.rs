@@ -144,13 +144,13 @@ fn a_writer_waits_and_goes_on(serve: Serve) {
 }
 
 #[test]
-fn a_writer_waits_for_a_nbdkit_that_vanished_and_goes_on_when_it_is_back() {
+fn a_writer_waits_for_a_nbdkit_that_vanished_and_continues_when_it_is_back() {
     let _module = NbdModule::with_backend_ids(1);
     a_writer_waits_and_goes_on(nbdkit);
 }
 
 #[test]
-fn a_writer_waits_for_a_qemu_nbd_that_vanished_and_goes_on_when_it_is_back() {
+fn a_writer_waits_for_a_qemu_nbd_that_vanished_and_continues_when_it_is_back() {
     let _module = NbdModule::with_backend_ids(1);
     a_writer_waits_and_goes_on(qemu_nbd);
 }

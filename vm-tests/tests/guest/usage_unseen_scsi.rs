@@ -106,7 +106,7 @@ fn what_hidepid_hides_is_said_and_nothing_is_replaced_or_reaped_there() {
 }
 
 #[test]
-fn each_form_of_hidepid_is_known_and_hides_nothing_from_who_may_trace() {
+fn each_form_of_hidepid_is_known_and_hides_nothing_from_a_process_that_may_trace() {
     let _target = target();
     for option in ["1", "2", "noaccess", "ptraceable"] {
         let mount = format!("mount -t proc -o hidepid={option} proc /proc");

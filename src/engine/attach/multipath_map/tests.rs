@@ -100,7 +100,7 @@ fn no_map_is_made_over_a_path_that_is_in_use() {
 }
 
 #[test]
-fn a_multipathd_that_is_restarted_meanwhile_is_told_again() {
+fn the_command_is_sent_again_to_a_multipathd_that_restarts_meanwhile() {
     // `Daemon::find` opens a connection too.
     for (closed, kind) in [(2, ErrorKind::Refused), (1000, ErrorKind::Unreachable)] {
         let root = tempfile::tempdir().unwrap();

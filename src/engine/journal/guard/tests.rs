@@ -30,7 +30,7 @@ fn detached(sequence: u64) -> Detached {
 }
 
 #[test]
-fn a_detach_beyond_the_kept_1024_removes_the_oldest_record_and_the_journal_goes_on() {
+fn a_detach_beyond_the_kept_1024_removes_the_oldest_record_and_the_journal_still_works() {
     let root = tempfile::tempdir().unwrap();
     let engine = Engine::start(Roots::below(root.path())).unwrap();
     let deadline = Deadline::after(Duration::from_secs(30));
@@ -82,7 +82,7 @@ fn each_proven_detach_has_a_higher_sequence_number_than_those_before_it() {
 }
 
 #[test]
-fn a_unit_is_claimed_once_also_by_those_who_go_on_with_what_their_records_say() {
+fn a_unit_is_claimed_once_also_by_callers_that_continue_what_their_records_say() {
     let root = tempfile::tempdir().unwrap();
     let engine = Engine::start(Roots::below(root.path())).unwrap();
     let deadline = Deadline::after(Duration::from_secs(30));

@@ -218,7 +218,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_first_byte_that_differs_is_told_by_its_place_in_the_volume() {
+    fn the_first_different_byte_is_reported_by_its_place_in_the_volume() {
         let places = Places {
             block: 4096,
             offsets: vec![1 << 20, 8192],
@@ -237,7 +237,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_device_that_is_shorter_than_the_read_is_compared_as_far_as_it_goes() {
+    fn a_device_that_is_shorter_than_the_read_is_compared_up_to_its_end() {
         assert_eq!(first_difference(&[1, 2], &[1, 2, 3]), None);
         assert_eq!(first_difference(&[1, 2], &[1, 3, 3]), Some(1));
     }

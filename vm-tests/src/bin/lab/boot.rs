@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernels_last_words_are_told_from_its_warnings() {
+    fn a_kernels_panic_differs_from_its_warnings() {
         assert!(console_shows_panic(
             "[    9.1] Kernel panic - not syncing: Fatal exception"
         ));

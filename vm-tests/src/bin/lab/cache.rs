@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_old_recipe_made_goes_when_nobody_uses_it() {
+    fn files_of_an_old_recipe_are_removed_once_no_run_uses_them() {
         let root = env::temp_dir().join(format!("lunbd-cache-test-{}", std::process::id()));
         fs::create_dir_all(&root).unwrap();
         let cache = Cache::lock_at(root.clone(), false).unwrap();

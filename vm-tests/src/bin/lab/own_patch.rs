@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_dies_of_its_own_patch_is_told_from_one_that_dies_of_anything_else() {
+    fn a_kernel_that_dies_of_its_own_patch_differs_from_one_that_dies_otherwise() {
         let int3 = "Oops: int3: 0000 [#1] SMP NOPTI";
         for code in [
             "48 89 df e9 <05> 00 00 00 c3",
