@@ -446,13 +446,8 @@ fn an_attach_reads_the_size_again_that_the_kernel_cleared_while_the_path_was_los
         .open(&attachment.node)
         .unwrap();
     fabric.link_down();
-    disk.write_all(&[0x99; 4096]).unwrap();
-    // The write is in flight from here on, and fails when the port's timeout is over. The close
-    // would not write back if udevd had the disk open before.
-    posix_fadvise(&disk, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
-    let closer = thread::spawn(move || drop(disk));
     // The kernel opens the disk to read its partitions, and asks it for its size again. An
-    // older udevd requests this when the disk is closed, a newer one does not.
+    // older udevd requests this when a writer closes the disk, a newer one does not.
     let mut reread = Command::new("blockdev")
         .arg("--rereadpt")
         .arg(&attachment.node)
@@ -465,6 +460,11 @@ fn an_attach_reads_the_size_again_that_the_kernel_cleared_while_the_path_was_los
         };
         guest::entries("/proc").iter().any(looks).then_some(())
     });
+    disk.write_all(&[0x99; 4096]).unwrap();
+    // The write is in flight from here on, and fails when the port's timeout is over.
+    posix_fadvise(&disk, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+    // The close waits for the open.
+    let closer = thread::spawn(move || drop(disk));
     let failure = soon_fails(|deadline| engine.detach(source.clone(), deadline));
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
     closer.join().unwrap();
