@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_takes_the_place_of_another_ends_no_call_of_the_other() {
+    fn a_new_cancel_in_a_reused_slot_cancels_no_earlier_token() {
         let tokens: Vec<Token> = (0..100).map(|_| Cancel::new().token()).collect();
         let later: Vec<Cancel> = (0..100).map(|_| Cancel::new()).collect();
         later.iter().for_each(Cancel::cancel);

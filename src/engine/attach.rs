@@ -57,9 +57,10 @@ impl Engine {
     /// `NoSuchHost`, `NotFound`, `TooFewPaths`, `IdentityMismatch`, `InUse` (a stale disk is in
     /// use; no NBD index is free; the NBD device has another index than the wanted one, or is
     /// writable and read-only is wanted), `Quarantined`, `NotSupported` (no disk; no `nbd` module),
-    /// `NotReady` (blocked or offline; no path serves I/O in its ALUA access state), `Unreachable`
-    /// and `Protocol` (the NBD server), `Refused`, `NotPermitted`, `Vanished`, `TimedOut` and
-    /// `Cancelled` at the stage that they name, `Io`.
+    /// `NotReady` (blocked or offline; no path serves I/O in its ALUA access state; the
+    /// connections of an attached NBD device have ended), `Unreachable` and `Protocol` (the NBD
+    /// server), `Refused`, `NotPermitted`, `Vanished`, `TimedOut` and `Cancelled` at the stage that
+    /// they name, `Io`.
     #[tracing::instrument(skip_all, fields(source = %request.source, node))]
     pub fn attach(&self, request: &AttachRequest, deadline: Deadline) -> Result<Attachment> {
         telemetry::measured(Call::Attach, || attach_timed(self, request, deadline))

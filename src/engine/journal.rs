@@ -183,7 +183,8 @@ fn refuse_lock_directory(roots: &Roots, directory: &Path) -> Result<()> {
         return Ok(());
     }
     let message = "lunbd's locks are in this directory: put the journal into one of its own, such \
-                   as the default, journal, below it";
+                   as the default, journal, below it. Move the *.json files of an earlier journal \
+                   there while no agent runs";
     Err(Error::new(ErrorKind::InvalidInput, message).with_path(directory))
 }
 

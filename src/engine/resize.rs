@@ -41,8 +41,8 @@ impl Engine {
     ///
     /// # Errors
     /// `NotFound` where nothing is attached; `NotReady` naming each path that does not have the new
-    /// size, and where the unit is smaller than [`at_least`](ResizeRequest::at_least): then the
-    /// kernel keeps the size that it has. Without `at_least` it takes over a smaller size too;
+    /// size, where the connections of the NBD device have ended, and where the unit is smaller than
+    /// [`at_least`](ResizeRequest::at_least): then the kernel keeps the size that it has. Without `at_least` it takes over a smaller size too;
     /// `IdentityMismatch`, also where the NBD export is smaller than the device, with both sizes,
     /// or is another volume; `InvalidInput` where the server of an NBD device is not known;
     /// `NotSupported` for a device that is neither a SCSI unit nor an NBD device with a backend id;

@@ -286,7 +286,7 @@ fn targets(list: &[u8], asked: &Portal) -> Result<Discovered> {
                 let message = format!("{PEER} does not list its targets: \"{value}\"");
                 return Err(Error::new(ErrorKind::Refused, message));
             }
-            (key, _) => tracing::debug!(key, "a key that is no part of a list"),
+            (key, _) => tracing::debug!(key, "the list contains an unknown key"),
         }
     }
     for (place, target) in found.targets.iter_mut().enumerate() {
@@ -327,7 +327,7 @@ fn log_out<S: Read + Write>(wire: &mut Wire<S>) {
     match sent.and_then(|()| wire.receive_answer("the answer to the logout")) {
         Ok((Response::Logout(response), _)) if response.response == 0 => {}
         Ok((other, _)) => tracing::debug!(?other, "not the answer to a logout"),
-        Err(error) => tracing::debug!(%error, "a logout without an answer"),
+        Err(error) => tracing::debug!(%error, "the target did not answer the logout"),
     }
 }
 

@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_is_read_of_a_login_request_alone() {
+    fn the_cmd_sn_is_read_only_from_a_login_request() {
         let mut header: [u8; HEADER] = std::array::from_fn(|at| u8::try_from(at).unwrap());
         header[0] = 0x43;
         assert_eq!(cmd_sn_in(&header), Some(0x1819_1a1b));

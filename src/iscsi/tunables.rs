@@ -186,7 +186,7 @@ impl Tunables {
             // The kernel pings only if both are set, and replaces a single 0 by 5.
             Tunable::NopInterval if chosen(Tunable::NopTimeout) == Some(0) => 0,
             Tunable::NopTimeout if chosen(Tunable::NopInterval) == Some(0) => 0,
-            Tunable::QueueDepth => default.min(self.most_for_one_unit()),
+            Tunable::QueueDepth => default.min(self.max_commands_of_one_unit()),
             Tunable::FirstBurst => default.min(self.value_of_max_burst()),
             Tunable::MaxBurst => self.value_of_max_burst(),
             _ => default,
@@ -200,7 +200,7 @@ impl Tunables {
         chosen.unwrap_or_else(|| default.max(first))
     }
 
-    fn most_for_one_unit(&self) -> u32 {
+    fn max_commands_of_one_unit(&self) -> u32 {
         let all = self.value(Tunable::CommandsMax);
         all.saturating_sub(KEPT_BY_THE_KERNEL)
     }
@@ -211,7 +211,7 @@ impl Tunables {
         let value = |tunable| self.value(tunable);
         let (interval, timeout) = (value(Tunable::NopInterval), value(Tunable::NopTimeout));
         let (first, max) = (value(Tunable::FirstBurst), value(Tunable::MaxBurst));
-        let (depth, most) = (value(Tunable::QueueDepth), self.most_for_one_unit());
+        let (depth, most) = (value(Tunable::QueueDepth), self.max_commands_of_one_unit());
         let message = if (interval == 0) != (timeout == 0) {
             format!(
                 "nop_interval={interval} with nop_timeout={timeout} is refused: both are 0, \

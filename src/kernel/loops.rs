@@ -67,7 +67,7 @@ pub(crate) fn read_loops(
                 return Err(Error::timed_out(Stage::Claim, deadline, &what));
             }
             Err(error) => {
-                tracing::debug!(%error, name, "what backs it cannot be said");
+                tracing::debug!(%error, name, "lunbd cannot find what backs the loop device");
                 loops.unknown.push(name);
             }
         }

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_which_the_kernel_says_nothing_is_given_up_and_named() {
+    fn a_path_whose_lookup_hangs_is_given_up_and_named() {
         let root = tempfile::tempdir().unwrap();
         let devno = DevNo { major: 8, minor: 0 };
         let roots = Roots {

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_item_whose_thread_dies_or_cannot_be_had_is_an_error_at_its_place() {
+    fn an_item_whose_thread_dies_or_does_not_start_is_an_error_at_its_place() {
         let double = |item: i32| {
             assert_ne!(item, 2, "it dies");
             2 * item

@@ -107,7 +107,7 @@ fn unshare_fds() {
     }
     match lunbd_sys::files::unshare_fd_table() {
         Ok(()) => idle::set_fd_table(FdTable::Own),
-        Err(errno) => tracing::debug!(%errno, "the files are those of the process"),
+        Err(errno) => tracing::debug!(%errno, "the thread shares the files of the process"),
     }
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn run_with_own_fd_table_and<T>(file: Arc<File>, call: impl FnOnce(&F
             File::from(own)
         }
         Err(errno) => {
-            tracing::debug!(%errno, "the files are those of the process");
+            tracing::debug!(%errno, "the thread shares the files of the process");
             return call(&file);
         }
     };

@@ -53,7 +53,7 @@ fn request_removal(roots: &Roots, map: &Map, deadline: Deadline) -> Result<Optio
     );
     match removed {
         Err(error) if error.kind() == ErrorKind::Vanished => {
-            tracing::debug!(%map, %error, "not removed");
+            tracing::debug!(%map, %error, "the kernel did not remove the map");
             Ok(Some(error))
         }
         result => result.map(|()| None),

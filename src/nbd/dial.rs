@@ -63,7 +63,7 @@ fn dial_export(server: &NbdServer, name: &str, deadline: Deadline) -> Result<Con
         let mut talk = DeadlineStream::new(stream.as_fd(), deadline);
         (handshake::negotiate(&mut talk, name, deadline)?, None)
     };
-    tracing::debug!(%server, name, size = export.size, flags = ?export.flags, "shook hands");
+    tracing::debug!(%server, name, size = export.size, flags = ?export.flags, "the handshake succeeded");
     Ok(Connection {
         stream,
         export,

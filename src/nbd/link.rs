@@ -203,7 +203,7 @@ impl Link {
 
     /// Ends the connections without an unread reply, if the last look has found one in
     /// another connection.
-    pub(crate) fn shut_down_those_that_are_read(&mut self) {
+    pub(crate) fn shut_down_connections_without_unread_reply(&mut self) {
         let (read, unread): (Vec<&HeldSocket>, Vec<&HeldSocket>) = self
             .held_sockets
             .iter()
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_of_an_earlier_device_where_another_thread_connected_that_of_now() {
+    fn a_link_belongs_to_an_earlier_device_if_another_thread_connected_the_present_device() {
         let link = link(Vec::new());
         assert!(link.is_of_an_earlier_device(Some(8)));
         assert!(!link.is_of_an_earlier_device(Some(7)));
@@ -354,16 +354,16 @@ mod tests {
         let (two, _peer_of_two) = UnixStream::pair().unwrap();
         let mut link = link(vec![one.into(), two.into()]);
         assert_eq!(link.unread_for(), Duration::ZERO);
-        link.shut_down_those_that_are_read();
+        link.shut_down_connections_without_unread_reply();
         assert!(link.state().is_whole());
         peer_of_one.write_all(b"reply").unwrap();
         link.unread_for();
         assert!(link.unread_for() > Duration::ZERO);
-        link.shut_down_those_that_are_read();
+        link.shut_down_connections_without_unread_reply();
         let state = link.state();
         assert_eq!((state.live, state.dead), (1, 1));
         // A new connection is given time to be read.
-        link.shut_down_those_that_are_read();
+        link.shut_down_connections_without_unread_reply();
         assert_eq!(link.state().live, 1);
     }
 
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_serves_is_not_called_dead() {
+    fn a_connection_of_another_process_does_not_count_as_dead() {
         let (one, peer_of_one) = UnixStream::pair().unwrap();
         let mut link = link(vec![one.into()]);
         drop(peer_of_one);

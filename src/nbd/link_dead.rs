@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_or_cannot_be_read_makes_everybody_look_again() {
+    fn a_missed_or_unreadable_message_makes_every_watcher_look_again() {
         let links = links();
         let mut watch = links.watch(Some(index(3)));
         links.subscribers.deliver(Notification::Missed);

@@ -36,7 +36,7 @@ mod tests {
     use crate::kernel::Roots;
 
     #[test]
-    fn the_kernels_word_is_written_as_it_takes_it_and_read_back() {
+    fn set_running_writes_the_state_as_the_kernel_expects_it() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("sys/bus/scsi/devices/2:0:0:1");
         fs::create_dir_all(&dir).unwrap();

@@ -63,13 +63,13 @@ pub(super) struct Counts {
     waits_in_vain: AtomicU64,
 }
 
-fn one_more(count: &AtomicU64) {
+fn increment(count: &AtomicU64) {
     count.fetch_add(1, Ordering::Relaxed);
 }
 
 impl Counts {
     pub(super) fn event(&self) {
-        one_more(&self.events);
+        increment(&self.events);
     }
 
     pub(super) fn has_events(&self) -> bool {
@@ -77,15 +77,15 @@ impl Counts {
     }
 
     pub(super) fn foreign_message(&self) {
-        one_more(&self.foreign_messages);
+        increment(&self.foreign_messages);
     }
 
     pub(super) fn cut(&self) {
-        one_more(&self.cut);
+        increment(&self.cut);
     }
 
     pub(super) fn overrun(&self) {
-        one_more(&self.overruns);
+        increment(&self.overruns);
     }
 
     pub(super) fn resyncs(&self, handed: u64) {
@@ -94,14 +94,14 @@ impl Counts {
 
     pub(super) fn wait(&self, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        one_more(&self.waits);
+        increment(&self.waits);
         self.waited.fetch_add(micros, Ordering::Relaxed);
         self.longest_wait.fetch_max(micros, Ordering::Relaxed);
     }
 
     /// Counts a wait that ended at its deadline.
     pub(super) fn wait_in_vain(&self) {
-        one_more(&self.waits_in_vain);
+        increment(&self.waits_in_vain);
     }
 
     pub(super) fn read(&self, watches: u64) -> Counters {

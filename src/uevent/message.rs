@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uevent_is_named() {
+    fn a_datagram_that_is_no_uevent_has_its_reason_in_the_error() {
         let whole = ADD.len();
         assert_eq!(Message::parse(b""), Err(Malformed::Header));
         assert_eq!(

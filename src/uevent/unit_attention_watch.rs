@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_of_the_kernels_has_its_name() {
+    fn each_unit_attention_of_the_kernel_has_a_name() {
         let path = "/devices/pseudo_0/adapter0/host1/target1:0:0/1:0:0:7";
         for (word, expected) in [
             ("REPORTED_LUNS_DATA_HAS_CHANGED", UnitAttention::LunsChanged),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_too_long_to_be_kept_is_news_that_is_lost() {
+    fn a_unit_attention_that_is_too_long_to_keep_counts_as_lost() {
         assert_eq!(
             attentions("/1:0:0:7", &"X".repeat(4096)),
             UnitAttentionEvent::Lost

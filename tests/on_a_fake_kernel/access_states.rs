@@ -75,7 +75,7 @@ fn the_first_of_the_paths_in_the_best_state_is_handed_out() {
 }
 
 #[test]
-fn a_unit_of_which_no_path_serves_io_is_not_ready_and_nothing_is_left_of_it() {
+fn a_unit_without_a_path_that_serves_io_is_not_ready_and_leaves_nothing() {
     let (fake, engine) = machine(&[STANDBY, UNAVAILABLE]);
     let error = attach(&engine, 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");

@@ -41,7 +41,7 @@ pub(super) fn read_access_states(
 /// `NotReady`, naming the state of each path, where no path serves I/O by its ALUA
 /// access state and a read fails as well (`scsi_debug` reports standby and serves
 /// I/O).
-pub(super) fn require_one_that_serves_io(
+pub(super) fn require_a_path_that_serves_io(
     engine: &Engine,
     unit: &PathSet,
     deadline: Deadline,

@@ -3,7 +3,7 @@
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::addresses::lock_addresses;
-use crate::engine::attach::best_path::{read_access_states, require_one_that_serves_io};
+use crate::engine::attach::best_path::{read_access_states, require_a_path_that_serves_io};
 use crate::engine::attach::multipath_map::{UnitMap, map_waiter, wait_for_map};
 use crate::engine::attach::path_set::{PathSet, RoutedPaths, more_severe, require_paths};
 use crate::engine::attach::scsi_path::{PathFailure, probe_paths};
@@ -140,7 +140,7 @@ fn finish_attach(
     })?;
     if unit_map.map.is_none() {
         read_access_states(engine, unit, request, call)?;
-        require_one_that_serves_io(engine, unit, deadline)?;
+        require_a_path_that_serves_io(engine, unit, deadline)?;
     }
     for path in &unit.paths {
         if let Ok(first) = FirstNames::of(roots, path.device.hctl(), &path.disk) {

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_not_taken_down_whose_paths_were_scanned_as_another_unit_since() {
+    fn a_detach_keeps_a_map_whose_path_belongs_to_another_unit_now() {
         let root = tempfile::tempdir().unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let roots = engine.roots();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_at_which_another_has_answered_stays_anothers_while_it_is_silent() {
+    fn a_replaced_path_stays_replaced_while_it_is_silent() {
         let root = tempfile::tempdir().unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());

@@ -239,7 +239,7 @@ fn retry_until_gone(run: &mut DetachRun<'_>, call: &mut CallContext) -> Result<(
             Ok(false) => break,
             Ok(true) => {}
             Err(error) if !deadline.has_passed() && run.is_transient(&error, deadline) => {
-                tracing::debug!(%error, "once more");
+                tracing::debug!(%error, "the detach retries after a transient failure");
                 run.maps.next(deadline.at_most(pauses.pause()));
                 if deadline.has_passed() {
                     // Another pass without time left would report less than this one.

@@ -99,7 +99,7 @@ pub(super) fn end_unused_best_effort(
     let at_once = Deadline::after(Duration::ZERO);
     let ended = end_unless(roots, session, at_once, deadline, || Ok(false));
     ended.unwrap_or_else(|error| {
-        tracing::warn!(session = %session.id(), %error, "a session is left");
+        tracing::warn!(session = %session.id(), %error, "lunbd could not end a session");
         false
     })
 }

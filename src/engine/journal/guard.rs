@@ -219,7 +219,7 @@ impl VolumeGuard {
             Ok(()) => {}
             Err(error) if error.kind().is_timeout_or_cancel() => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "the detach is not written down: the record goes");
+                tracing::warn!(%error, "lunbd cannot record the detach and removes the record");
                 return self.remove(deadline);
             }
         }

@@ -102,7 +102,7 @@ pub(in crate::engine) fn check(
             let read = answer?;
             if read < connections {
                 let index = device.index();
-                tracing::warn!(%index, read, connections, "not every connection was read over");
+                tracing::warn!(%index, read, connections, "the check did not read over every connection");
             }
             return Ok(ReceiverCheck::AllReceive);
         }
@@ -121,7 +121,7 @@ pub(in crate::engine) fn check(
 /// process may use no processor of some queues.
 fn read_over(queues: &[Vec<usize>], go_on: impl Fn() -> bool, read: impl Fn()) -> usize {
     let each = queues.iter().take_while(|_| go_on());
-    each.filter_map(|processors| on_one_of(processors, &read))
+    each.filter_map(|processors| on_one_processor_of(processors, &read))
         .count()
 }
 
@@ -139,7 +139,7 @@ fn queues(device: &NbdDevice) -> Result<Vec<Vec<usize>>> {
 }
 
 /// Runs `call` on these processors; `None` if this thread may use none of them.
-fn on_one_of<T>(processors: &[usize], call: impl FnOnce() -> T) -> Option<T> {
+fn on_one_processor_of<T>(processors: &[usize], call: impl FnOnce() -> T) -> Option<T> {
     let this_thread = Pid::from_raw(0);
     let allowed = sched_getaffinity(this_thread).ok()?;
     let mut wanted = CpuSet::new();
@@ -186,13 +186,14 @@ mod tests {
         let before = sched_getaffinity(this_thread).unwrap();
         let last = (0..CpuSet::count()).rfind(|number| before.is_set(*number).unwrap());
         let last = last.unwrap();
-        let during = on_one_of(&[last], || sched_getaffinity(this_thread).unwrap()).unwrap();
+        let during =
+            on_one_processor_of(&[last], || sched_getaffinity(this_thread).unwrap()).unwrap();
         let only_last: Vec<usize> = (0..CpuSet::count())
             .filter(|number| during.is_set(*number).unwrap())
             .collect();
         assert_eq!(only_last, [last]);
         assert_eq!(sched_getaffinity(this_thread).unwrap(), before);
-        assert_eq!(on_one_of(&[], || ()), None);
+        assert_eq!(on_one_processor_of(&[], || ()), None);
     }
 
     #[test]

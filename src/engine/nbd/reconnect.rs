@@ -277,7 +277,7 @@ impl NbdReconnect {
             }
         }
         if let Some(unproven) = unproven {
-            self.keep_if_it_answered(engine, unproven)?;
+            self.keep_if_server_replied(engine, unproven)?;
         }
         if offered && self.adopted.is_none() {
             if self.own_link_had_ended {

@@ -84,7 +84,7 @@ fn each_stale_lun_is_counted_once_by_its_evidence_and_its_outcome() {
 }
 
 #[test]
-fn journals_of_others_are_read_anew_and_one_that_cannot_be_read_keeps_everything() {
+fn other_journals_are_read_again_and_an_unreadable_journal_keeps_everything() {
     let root = tempfile::tempdir().unwrap();
     let engine = Engine::start(Roots::below(root.path())).unwrap();
     let directories = ["agent", "other"].map(|name| root.path().join(name));

@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_whose_servers_are_away_leave_time_for_those_behind_them() {
+    fn volumes_without_servers_leave_time_for_the_later_volumes() {
         let limit = Duration::from_secs(60);
         let deadline = Deadline::after(limit);
         assert_eq!(server_limit(1, deadline), SERVER_LIMIT);

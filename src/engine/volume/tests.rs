@@ -125,7 +125,7 @@ fn a_resize_leaves_what_was_begun_before_it_to_its_end() {
 }
 
 #[test]
-fn a_detach_waits_for_the_end_of_a_scan_that_may_bring_what_it_is_to_take_away() {
+fn a_detach_waits_for_a_running_scan_that_may_add_its_device() {
     let node = Node::new();
     let hctl: Hctl = ADDRESS.parse().unwrap();
     // No device has the name yet, and the detach looks at the address too.
@@ -218,7 +218,7 @@ fn a_removed_record_counts_as_gone_also_if_its_directory_was_not_synced() {
 }
 
 #[test]
-fn a_restored_record_that_names_no_boot_is_not_one_of_this_boot() {
+fn a_restored_record_without_a_boot_does_not_belong_to_this_boot() {
     let root = tempfile::tempdir().unwrap();
     let boot = root.path().join("proc/sys/kernel/random/boot_id");
     fs::create_dir_all(boot.parent().unwrap()).unwrap();

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_when_it_is_woken_also_beforehand_and_where_the_kernel_has_no_iscsi() {
+    fn a_wake_ends_the_current_or_the_next_wait_even_if_the_kernel_has_no_iscsi() {
         let root = tempfile::tempdir().unwrap();
         let mut watch = SessionWatch::open(&Roots::below(root.path())).unwrap();
         let waker = watch.waker();

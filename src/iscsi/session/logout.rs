@@ -69,7 +69,7 @@ pub(in crate::iscsi) fn request_logout(
         exp_stat_sn: 0,
     };
     if let Err(error) = control.send_pdu(id, &request.encode()) {
-        tracing::debug!(%id, %error, "no logout could be sent");
+        tracing::debug!(%id, %error, "the kernel could not send the logout");
         return Ok(());
     }
     while let Some(notification) = listener.next(logout_deadline)? {
@@ -86,7 +86,7 @@ pub(in crate::iscsi) fn request_logout(
             _ => {}
         }
     }
-    tracing::debug!(%id, "a logout without an answer");
+    tracing::debug!(%id, "the target did not answer the logout");
     Ok(())
 }
 

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_read_once_and_that_of_a_thread_with_another_too() {
+    fn each_table_of_descriptors_of_a_process_is_read_once() {
         let (told, is_open) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let apart = thread::spawn(move || {

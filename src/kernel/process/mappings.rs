@@ -77,7 +77,7 @@ impl Mappings {
 fn device(roots: &Roots, link: &Path) -> io::Result<Option<NumberedDevice>> {
     let is_denied = |error: &io::Error| error.raw_os_error() == Some(Errno::EPERM as i32);
     match roots.devices.device_at(link) {
-        // The file's own file system denies the look, as that of a user may. Such a file is
+        // The file's own file system denies the look, as a FUSE mount may. Such a file is
         // no disk of this machine.
         Err(error) if !is_denied(&error) && fs::read_link(link).is_ok() => Ok(None),
         found => found,
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_that_may_not_be_looked_at_makes_the_look_incomplete_and_one_that_went_does_not() {
+    fn an_unreadable_mapping_makes_the_look_incomplete_and_a_removed_mapping_does_not() {
         let maps = "1000-2000 rw-s 00000000 00:05 123    /dev/sda\n";
         let gone = process(maps, "none");
         let mut is_complete = true;

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_the_last_block_and_one_times_the_blocks_length() {
+    fn a_size_is_the_number_of_blocks_times_the_block_length() {
         let mut answer = [0; 32];
         answer[4..8].copy_from_slice(&16_383_u32.to_be_bytes());
         answer[8..12].copy_from_slice(&512_u32.to_be_bytes());

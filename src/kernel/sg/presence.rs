@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_not_connected_to_a_disk_is_no_word_on_the_unit() {
+    fn an_unconnected_path_does_not_prove_that_the_unit_is_absent() {
         assert!(reports_no_unit(0x7f));
         assert!(reports_no_unit(0x60));
         assert!(reports_no_unit(0x3f));

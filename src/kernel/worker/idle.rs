@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_one_after_the_other_share_threads_and_those_beside_each_other_do_not() {
+    fn successive_calls_share_threads_and_concurrent_calls_do_not() {
         let own = nix::unistd::gettid;
         let next = move || on_a_thread(FdTable::Shared, own);
         // Other tests take threads too.

@@ -80,7 +80,7 @@ fn each_reply_is_an_answer_or_an_error_of_its_own_kind() {
 }
 
 #[test]
-fn a_path_that_it_says_fail_of_and_does_not_know_is_deleted() {
+fn a_path_that_multipathd_does_not_know_counts_as_deleted_after_a_fail_reply() {
     let (daemon, told) = answering(vec![packet("fail\n"), packet("sda\nsdaa\n")]);
     assert_eq!(daemon.delete_path("sdb", soon()).unwrap(), Answer::Done);
     let commands = told.join().unwrap();
@@ -122,7 +122,7 @@ fn multipathd_gets_each_disk_with_the_units_name_and_none_without_a_name() {
 }
 
 #[test]
-fn one_with_a_socket_in_run_is_found_while_it_listens_and_not_by_the_file_that_it_leaves() {
+fn a_daemon_with_a_socket_in_run_is_found_only_while_it_listens() {
     let directory = tempfile::tempdir().unwrap();
     let roots = Roots::below(directory.path());
     std::fs::create_dir(&roots.run).unwrap();
@@ -142,7 +142,7 @@ fn one_with_a_socket_in_run_is_found_while_it_listens_and_not_by_the_file_that_i
 }
 
 #[test]
-fn one_that_is_busy_is_asked_again_until_the_deadline_but_to_let_go() {
+fn a_busy_daemon_is_asked_again_until_the_deadline_except_for_a_delete() {
     let busy = || packet("timeout\n");
     let (daemon, told) = answering(vec![busy(), busy(), packet("ok\n")]);
     assert_eq!(daemon.add_path("sda", soon()).unwrap(), Answer::Done);

@@ -47,7 +47,7 @@ fn an_event_without_a_waiter_is_not_copied() {
 }
 
 #[test]
-fn news_reaches_those_who_watch_news_and_is_looked_for_only_then() {
+fn unit_attentions_reach_their_watchers_and_are_parsed_only_for_them() {
     let dispatch = Dispatch::default();
     let attentions = subscribe(&dispatch, &Interest::UnitAttentionEvent);
     dispatch.deliver(PATH, || true, || Some(event(PATH)));
@@ -85,7 +85,7 @@ fn a_thousand_overruns_give_each_waiter_one_resync() {
 }
 
 #[test]
-fn a_path_that_no_kernel_sends_is_passed_over_and_one_as_long_as_it_can_is_not() {
+fn an_event_with_a_path_longer_than_the_kernel_sends_is_skipped() {
     let dispatch = Dispatch::default();
     let queue = subscribe(&dispatch, &component("x"));
     let path = |length: usize| format!("/{}/x", "y".repeat(length - 3));
@@ -100,7 +100,7 @@ fn a_path_that_no_kernel_sends_is_passed_over_and_one_as_long_as_it_can_is_not()
 /// list. At every step the rest is as small as before, and an event visits only
 /// its own watchers.
 #[test]
-fn ten_thousand_on_one_component_come_and_go_and_leave_nothing() {
+fn ten_thousand_waiters_on_one_component_leave_nothing_behind() {
     let dispatch = Dispatch::default();
     let (crowded, alone) = (component("host2"), component("nbd7"));
     let other = subscribe(&dispatch, &alone);

@@ -171,7 +171,7 @@ fn a_device_settles_again_by_a_barrier_and_not_by_the_event_that_settled_it() {
 }
 
 #[test]
-fn a_removal_ends_the_wait_and_udevs_late_one_of_the_previous_device_does_not() {
+fn a_removal_ends_the_wait_and_a_late_udev_removal_of_the_previous_device_does_not() {
     let machine = Machine::new();
     let settled = machine.settle(machine.watch(), LONG, |_| {
         let mark = machine.next_mark("");

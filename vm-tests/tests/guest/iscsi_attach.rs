@@ -102,7 +102,7 @@ fn two_sessions_through_one_portal_are_two_paths_and_both_go() {
 }
 
 #[test]
-fn of_sixty_four_luns_only_the_one_that_was_asked_for_appears() {
+fn only_the_requested_lun_of_sixty_four_luns_appears() {
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
     let stores: Vec<Store> = (0..64)

@@ -122,7 +122,7 @@ fn a_path_outside_the_units_map_is_not_handed_out_beside_the_map() {
 const PROXY: &str = "127.0.0.9:3260";
 
 #[test]
-fn a_path_of_which_the_kernel_has_read_no_name_is_found_by_what_it_says_itself() {
+fn a_path_without_a_name_in_sysfs_is_found_by_the_identity_that_it_reports() {
     let array = Array::presenting(Store::ramdisk("a6103", BYTES));
     array.attach(&[0], Multipath::Off).unwrap();
     let iscsid = Iscsid::start();

@@ -53,7 +53,7 @@ fn is_adopted(healing: &HealReport) -> bool {
     matches!(healing.outcome, HealOutcome::Adopted(_))
 }
 
-fn only_the_dead_one_is_replaced(serve: Serve) {
+fn only_the_dead_connection_is_replaced(serve: Serve) {
     let store = Store::sparse(SIZE);
     let server = serve(At::tcp(), &store, false);
     let ours = engine();
@@ -101,13 +101,13 @@ fn only_the_dead_one_is_replaced(serve: Serve) {
 #[test]
 fn of_four_connections_to_nbdkit_the_dead_one_alone_is_replaced() {
     let _module = NbdModule::with_backend_ids(2);
-    only_the_dead_one_is_replaced(nbdkit);
+    only_the_dead_connection_is_replaced(nbdkit);
 }
 
 #[test]
 fn of_four_connections_to_qemu_nbd_the_dead_one_alone_is_replaced() {
     let _module = NbdModule::with_backend_ids(2);
-    only_the_dead_one_is_replaced(qemu_nbd);
+    only_the_dead_connection_is_replaced(qemu_nbd);
 }
 
 fn the_right_server_is_taken_in_after_others(serve: Serve) {
@@ -155,7 +155,7 @@ fn qemu_nbd_is_taken_in_again_after_servers_of_another_size_and_of_another_mode_
 
 /// The connections that the kernel takes in the heal end before the device's read has come
 /// back over one.
-fn one_that_dies_before_it_answers_is_followed_by_the_next(serve: Serve) {
+fn a_server_that_dies_before_its_answer_is_dialled_again(serve: Serve) {
     let store = Store::sparse(SIZE);
     let server = serve(At::tcp(), &store, false);
     let (relay, engine) = (Relay::to(&server), engine());
@@ -181,11 +181,11 @@ fn one_that_dies_before_it_answers_is_followed_by_the_next(serve: Serve) {
 #[test]
 fn a_nbdkit_that_dies_before_it_has_answered_the_heal_is_dialled_again() {
     let _module = NbdModule::with_backend_ids(2);
-    one_that_dies_before_it_answers_is_followed_by_the_next(nbdkit);
+    a_server_that_dies_before_its_answer_is_dialled_again(nbdkit);
 }
 
 #[test]
 fn a_qemu_nbd_that_dies_before_it_has_answered_the_heal_is_dialled_again() {
     let _module = NbdModule::with_backend_ids(2);
-    one_that_dies_before_it_answers_is_followed_by_the_next(qemu_nbd);
+    a_server_that_dies_before_its_answer_is_dialled_again(qemu_nbd);
 }

@@ -52,7 +52,7 @@ fn it_is_safe_to_unmap_only_when_all_was_flushed_and_all_is_gone() {
 }
 
 #[test]
-fn what_fails_after_the_end_of_a_detach_leaves_its_conclusion_as_it_is() {
+fn a_failure_after_a_completed_detach_keeps_its_conclusion() {
     let mut receipt = Receipt::default();
     receipt.conclude(vec!["a doubt".to_owned()]);
     let notes = receipt.notes.clone();
@@ -106,7 +106,7 @@ fn the_answer_for_several_sources_is_as_safe_as_the_least_safe_of_them() {
 }
 
 #[test]
-fn what_others_took_away_meanwhile_is_gone_and_was_not_flushed_by_us() {
+fn a_path_that_another_process_removed_is_safe_only_if_we_flushed_it() {
     let taken = |flush| {
         concluded(|receipt| {
             receipt.paths[1].gone = false;
@@ -119,7 +119,7 @@ fn what_others_took_away_meanwhile_is_gone_and_was_not_flushed_by_us() {
 }
 
 #[test]
-fn what_went_through_a_map_was_flushed_though_a_path_was_dead() {
+fn data_that_a_map_flushed_is_safe_although_one_path_is_dead() {
     let dead = || path(Flush::Unreachable("ENXIO".to_owned()));
     let beside = |in_map| {
         concluded(|receipt| {

@@ -68,7 +68,7 @@ pub(super) fn log_in_all(
     for (name, error) in waited_for {
         let slow = || Error::timed_out(Stage::Login, limit, &format!("a login {name}"));
         let error = error.unwrap_or_else(slow);
-        tracing::debug!(%name, %error, "no session");
+        tracing::debug!(%name, %error, "the login made no session");
         sessions.failures.insert(name, error);
     }
 }

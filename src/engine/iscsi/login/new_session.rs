@@ -37,7 +37,7 @@ impl Drop for NewSession {
         let (roots, session) = (self.roots.clone(), self.session.clone());
         let end = move |limit| {
             if let Err(error) = end_if_unused(&roots, &session, Deadline::after(limit)) {
-                tracing::warn!(session = %session.id(), %error, "a session is left");
+                tracing::warn!(session = %session.id(), %error, "lunbd could not end a session");
             }
         };
         spawn_or_run(thread::Builder::new().name("lunbd-logout".to_owned()), end);

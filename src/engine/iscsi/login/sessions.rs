@@ -44,7 +44,7 @@ impl Sessions {
         for session in self.new {
             let session = session.keep();
             if let Err(error) = end_if_unused(roots, &session, deadline) {
-                tracing::warn!(session = %session.id(), %error, "a session is left");
+                tracing::warn!(session = %session.id(), %error, "lunbd could not end a session");
             }
         }
     }

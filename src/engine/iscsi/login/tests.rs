@@ -24,7 +24,7 @@ fn candidate(source: &Source, session: Option<SessionId>) -> TargetRoute<'_> {
 }
 
 #[test]
-fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
+fn a_session_with_one_target_does_not_serve_another_target_of_its_portal() {
     let [one, other] = ["a", "b"].map(|name| {
         let uri = format!("iscsi://10.0.0.1/iqn.2003-01.org.lunbd:{name}/1");
         uri.parse::<Source>().unwrap()
@@ -49,7 +49,7 @@ fn a_session_with_one_target_is_none_with_another_behind_the_same_portal() {
 }
 
 #[test]
-fn a_session_that_another_has_ended_since_is_looked_for_again() {
+fn a_session_that_another_process_has_ended_is_looked_for_again() {
     let root = tempfile::tempdir().unwrap();
     let engine = Engine::start(Roots::below(root.path())).unwrap();
     let source: Source = "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:a/1"

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn tries_come_at_once_then_with_growing_pauses_and_longer_ones_when_io_fails() {
+    fn the_first_attempt_is_immediate_and_the_pauses_grow_more_when_io_fails() {
         let now = Instant::now();
         let mut recovery = recovery(now);
         assert_eq!(recovery.due(), Some(now));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_does_not_end_is_looked_at_and_one_that_ended_never() {
+    fn only_an_unfinished_attempt_becomes_overdue() {
         let now = Instant::now();
         let (ends, later) = (now + Duration::from_secs(15), now + Duration::from_secs(60));
         let mut recovery = recovery(now);

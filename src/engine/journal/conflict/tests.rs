@@ -178,7 +178,7 @@ fn a_unit_with_a_name_that_others_may_have_is_a_volumes_only_where_its_source_le
     let (there, another_lun, another_host) = ("2:0:0:1", "2:0:0:2", "3:0:0:1");
     assert!(reservation.owns(&unit, &place(there)));
     assert!(!reservation.owns(&unit, &place(another_lun)));
-    // Another host may lead to the same target: nobody knows. So the volume does not own the
+    // lunbd cannot know whether another host leads to the target. So the volume does not own the
     // unit, and no other volume gets it.
     assert!(!reservation.owns(&unit, &place(another_host)));
     assert!(may_be_shared(&[there]));

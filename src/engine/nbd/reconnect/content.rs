@@ -68,7 +68,7 @@ impl NbdReconnect {
             Verdict::Same => None,
             Verdict::Doubt { from } => Some(difference(from, false)),
             Verdict::Other { from, by } => {
-                let is_proven = self.nobody_writes(engine, by, from, deadline)?;
+                let is_proven = self.no_process_can_write(engine, by, from, deadline)?;
                 Some(difference(from, is_proven))
             }
         })
@@ -119,7 +119,7 @@ impl NbdReconnect {
 
     /// Whether no process can have written other content through the device since these names
     /// were read.
-    fn nobody_writes(
+    fn no_process_can_write(
         &self,
         engine: &Engine,
         source: EvidenceSource,

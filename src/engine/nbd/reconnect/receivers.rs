@@ -94,7 +94,7 @@ impl NbdReconnect {
         tracing::warn!(index = %self.index(), "the kernel does not receive over each connection");
         let mut links = current_links(engine, &self.device);
         if let Some(link) = links.get_mut(&self.index()) {
-            link.shut_down_those_that_are_read();
+            link.shut_down_connections_without_unread_reply();
         }
     }
 

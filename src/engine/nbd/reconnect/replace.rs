@@ -143,7 +143,7 @@ impl NbdReconnect {
 
     /// Keeps the connection if it has received a reply since it was offered. Only TCP counts
     /// received bytes: for a unix socket the read that came back counts as the proof.
-    pub(super) fn keep_if_it_answered(
+    pub(super) fn keep_if_server_replied(
         &mut self,
         engine: &Engine,
         unproven: UnprovenOffer,

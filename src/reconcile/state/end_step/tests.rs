@@ -190,7 +190,7 @@ fn a_link_that_dies_while_it_is_asked_is_asked_once_more() {
 }
 
 #[test]
-fn a_link_that_a_refresh_finds_dead_has_its_budget_as_one_that_the_kernel_reports() {
+fn a_dead_link_has_the_same_budget_if_a_refresh_or_the_kernel_reports_it() {
     let mut state = with_attached();
     let mut dead = nbd_status(0);
     dead.condition = Condition::LinkDead;
