@@ -332,7 +332,7 @@ fn apply_shows_its_plan_and_reports_a_broken_file_by_line_and_key_without_a_chan
 }
 
 #[test]
-fn an_unreadable_record_is_set_aside_and_reported() {
+fn a_truncated_record_is_moved_away_and_the_output_names_its_new_file() {
     let place = tempfile::tempdir().unwrap();
     let journal = place.path().join("journal");
     std::fs::create_dir(&journal).unwrap();
@@ -343,13 +343,18 @@ fn an_unreadable_record_is_set_aside_and_reported() {
         let (file, journal) = (file.to_str().unwrap(), journal.to_str().unwrap());
         [&["apply", file, "--journal", journal], more].concat()
     };
-    for (more, told) in [(&[][..], true), (&["--json"][..], false)] {
-        std::fs::write(journal.join("pvc-1.json"), "lunbd-journal 1 sha2").unwrap();
+    let truncated = "lunbd-journal 1 sha2";
+    for (more, told, moved) in [(&[][..], true, 1), (&["--json"][..], false, 2)] {
+        std::fs::write(journal.join("pvc-1.json"), truncated).unwrap();
         let output = lunbd(&arguments(more));
         let said = String::from_utf8(output.stderr).unwrap();
         let expected = "journal/pvc-1.json.set-aside";
         assert_eq!(said.contains(expected), told, "{said}");
         assert!(!journal.join("pvc-1.json").exists());
+        let files = std::fs::read_dir(&journal).unwrap();
+        let contents = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
+        let kept = contents.filter(|content| content == truncated).count();
+        assert_eq!(kept, moved);
     }
 }
 

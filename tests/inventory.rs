@@ -89,7 +89,7 @@ fn paths_of_one_name_are_one_unit_with_their_map_and_where_it_is_mounted() {
 }
 
 #[test]
-fn paths_that_do_not_run_or_lack_the_size_are_listed() {
+fn a_path_that_does_not_run_degrades_its_unit_and_different_path_sizes_are_flagged() {
     let mut san = San::new();
     for (host, unit) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
         san.disk(host, unit, Some(unit));

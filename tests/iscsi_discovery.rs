@@ -148,7 +148,7 @@ fn the_login_is_what_the_rfc_wants_and_keys_that_are_not_ours_are_answered() {
 }
 
 #[test]
-fn credentials_are_sent_only_to_a_target_that_asks_for_them() {
+fn credentials_are_not_sent_to_a_target_that_does_not_ask_for_them() {
     let target = Target::one(|talk| {
         talk.take(0x43)?;
         let offered = talk.value("AuthMethod");

@@ -287,7 +287,7 @@ fn an_answer_to_another_question_is_refused() {
 }
 
 #[test]
-fn garbage_is_no_iscsi() {
+fn an_answer_that_is_no_iscsi_is_refused_at_login_by_its_opcode() {
     for garbage in [
         &b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n"[..],
         &[0x55; 48],

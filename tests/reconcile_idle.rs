@@ -83,7 +83,7 @@ fn machine() -> (San, Desired) {
 
 /// There is only one test, because it measures the whole process.
 #[test]
-fn a_thousand_attached_volumes_cause_only_the_slow_look_and_fit_in_32_mib() {
+fn a_thousand_attached_volumes_wake_no_thread_while_idle_and_fit_in_32_mib() {
     const IDLE: Duration = Duration::from_secs(3);
     let (san, desired) = machine();
     let engine = Arc::new(Engine::start(san.machine.roots()).unwrap());

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_device_mapper_the_error_differs_from_that_of_a_missing_device() {
+    fn a_removal_without_device_mapper_is_not_supported_and_names_the_control_file() {
         let error = remove(&Roots::below("/no-such-machine"), "mpath-x").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotSupported);
         let message = error.to_string();

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dm_device_without_a_name_counts_as_gone() {
+    fn a_dm_device_without_a_uuid_counts_as_removed() {
         // Another kind of device exists, though it is no map.
         let (_directory, roots) = machine("LVM-x");
         let is_removed = |name| Map::is_being_removed(&roots, name);

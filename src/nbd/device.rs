@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_device_first_loses_its_attributes_and_then_its_directory() {
+    fn a_device_without_its_size_attribute_counts_as_absent() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let dir = roots.sysfs.join("block/nbd3");

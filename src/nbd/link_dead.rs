@@ -283,15 +283,17 @@ mod tests {
     #[test]
     fn a_missed_or_unreadable_message_makes_every_watcher_look_again() {
         let links = links();
-        let mut watch = links.watch(Some(index(3)));
+        let mut watches = [links.watch(Some(index(3))), links.watch(None)];
         links.subscribers.deliver(Notification::Missed);
         links.subscribers.deliver(Notification::Message(Payload {
             command: abi::CMD_LINK_DEAD,
             version: 1,
             attributes: vec![9],
         }));
-        assert_eq!(read(&mut watch), Some(LinkNotice::Resync));
-        assert_eq!(read(&mut watch), Some(LinkNotice::Resync));
-        assert_eq!(read(&mut watch), None);
+        for watch in &mut watches {
+            assert_eq!(read(watch), Some(LinkNotice::Resync));
+            assert_eq!(read(watch), Some(LinkNotice::Resync));
+            assert_eq!(read(watch), None);
+        }
     }
 }

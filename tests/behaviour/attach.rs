@@ -186,7 +186,7 @@ pub(crate) fn an_offline_device_is_not_handed_out_and_stays<M: Machine>() {
     detach(&engine, &source).unwrap();
 }
 
-pub(crate) fn an_attach_that_udevd_does_not_answer_times_out_and_the_next_continues_with_its_device<
+pub(crate) fn an_attach_times_out_if_udevd_does_not_answer_and_the_next_one_takes_its_device<
     M: Machine,
 >() {
     let machine = M::with(1, 2);

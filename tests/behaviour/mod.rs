@@ -36,7 +36,7 @@ macro_rules! behaviours {
                 a_device_that_is_no_disk_is_not_supported_and_leaves_nothing_behind,
                 two_concurrent_attaches_create_one_device_and_both_return_it,
                 an_offline_device_is_not_handed_out_and_stays,
-                an_attach_that_udevd_does_not_answer_times_out_and_the_next_continues_with_its_device,
+                an_attach_times_out_if_udevd_does_not_answer_and_the_next_one_takes_its_device,
                 an_attach_that_is_cancelled_while_it_waits_removes_its_device,
                 an_attach_that_is_cancelled_at_any_earlier_stage_leaves_nothing_behind,
             }

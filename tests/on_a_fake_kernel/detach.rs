@@ -108,7 +108,7 @@ fn a_path_at_which_another_unit_answered_stays_replaced_when_it_is_silent_later(
 }
 
 #[test]
-fn a_loss_of_the_unit_is_reported_also_after_another_process_deleted_its_disk() {
+fn a_failed_flush_is_reported_also_after_another_process_deleted_the_disk() {
     let (fake, engine) = machine();
     let disk = attach(&fake, &engine);
     fake.kernel().write_to(&disk.node);

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_and_plain_tcp_differ_by_their_scheme_and_tls_over_unix_sockets_is_refused() {
+    fn an_nbds_uri_is_tls_over_tcp_and_is_refused_over_unix_sockets_or_with_other_keys() {
         let uri = parse("nbds://H:1/x?tls-certificates=/c&tls-hostname=Name").unwrap();
         let server = NbdServer::Tls {
             host: "h".to_owned(),

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_vanishes_after_its_node_is_gone_and_dev_is_not_at_fault() {
+    fn a_disk_that_vanishes_while_its_node_is_missing_gives_vanished() {
         let (_root, roots, disk) = without_a_node();
         thread::scope(|scope| {
             let opened = scope.spawn(|| disk.open(&roots, OpenMode::Exclusive));

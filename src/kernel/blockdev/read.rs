@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_has_the_size_of_a_logical_block_and_not_of_a_page() {
+    fn a_read_is_whole_logical_blocks_and_at_least_4_kib() {
         for (block, wanted, length) in [
             (512, 0, 4096),
             (4096, 0, 4096),

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::socket::{self, Backlog};
+
 use super::*;
 
 fn listen() -> (Daemon, UnixListener) {
@@ -108,7 +110,7 @@ fn a_path_is_known_by_its_whole_name_alone_and_a_refusal_is_no_list() {
 }
 
 #[test]
-fn multipathd_gets_each_disk_with_the_units_name_and_none_without_a_name() {
+fn the_list_of_multipathd_gives_the_unit_name_of_each_disk_that_has_one() {
     let list = "sda/36001405\nsdb/[undef]\nsdc/\nsdd/1LIO-ORG_a/b\n";
     let (daemon, told) = answering(vec![packet(list), packet("ok\n"), packet("fail\n")]);
     let wwids: Vec<_> = daemon.wwids(soon()).unwrap().into_iter().collect();
@@ -165,12 +167,26 @@ fn a_busy_daemon_is_asked_again_until_the_deadline_except_for_a_delete() {
 }
 
 #[test]
-fn a_name_of_more_than_one_word_is_not_sent() {
-    let (daemon, _listener) = listen();
+fn a_path_name_that_is_not_one_short_plain_word_is_refused() {
+    let (daemon, listener) = listen();
     for name in ["", "a b", "a\n", "\"", "a\0", &"x".repeat(128)] {
         let error = daemon.delete_path(name, soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{name:?}");
     }
+    listener.set_nonblocking(true).unwrap();
+    let none = listener.accept().unwrap_err();
+    assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_daemon_with_a_full_queue_of_connections_times_out_and_the_error_says_so() {
+    let (daemon, listener) = listen();
+    socket::listen(&listener, Backlog::new(0).unwrap()).unwrap();
+    let _waits = UnixStream::connect_addr(&listener.local_addr().unwrap()).unwrap();
+    let deadline = Deadline::after(Duration::from_millis(50));
+    let error = daemon.delete_path("sda", deadline).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(error.last_seen(), Some("its queue of connections is full"));
 }
 
 #[test]
@@ -210,7 +226,7 @@ fn a_reply_without_end_is_refused_and_one_cut_short_is_a_daemon_that_went_away()
 }
 
 #[test]
-fn a_missing_daemon_and_a_full_queue_give_different_errors() {
+fn a_daemon_that_does_not_listen_is_unreachable_and_a_missing_one_is_not_found() {
     let (daemon, listener) = listen();
     drop(listener);
     let error = daemon.add_path("sda", soon()).unwrap_err();

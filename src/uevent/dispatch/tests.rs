@@ -23,7 +23,7 @@ fn read(queue: &Queue) -> Vec<Notice> {
 }
 
 #[test]
-fn an_event_reaches_each_waiter_for_a_component_of_its_path_once_and_no_other_waiter() {
+fn an_event_reaches_each_waiter_for_everything_or_a_component_of_its_path_once() {
     let dispatch = Dispatch::default();
     let mine = subscribe(&dispatch, &component("2:0:0:3"));
     let other = subscribe(&dispatch, &component("2:0:0:30"));
@@ -47,7 +47,7 @@ fn an_event_without_a_waiter_is_not_copied() {
 }
 
 #[test]
-fn unit_attentions_reach_their_watchers_and_are_parsed_only_for_them() {
+fn a_unit_attention_reaches_its_watcher_and_another_event_is_not_copied() {
     let dispatch = Dispatch::default();
     let attentions = subscribe(&dispatch, &Interest::UnitAttentionEvent);
     dispatch.deliver(PATH, || true, || Some(event(PATH)));

@@ -61,12 +61,18 @@ impl Writer {
         }
     }
 
+    /// How many blocks it has written.
+    #[must_use]
+    pub fn written(&self) -> usize {
+        self.written.load(Ordering::Relaxed)
+    }
+
     /// Waits until it has written more: after a heal, until the requests in flight have timed
     /// out. That takes 30 s unless a heal has set another time.
     pub fn goes_on(&self) {
-        let before = self.written.load(Ordering::Relaxed);
+        let before = self.written();
         super::wait_until("the writer to go on", Duration::from_secs(120), || {
-            (self.written.load(Ordering::Relaxed) > before + 5).then_some(())
+            (self.written() > before + 5).then_some(())
         });
     }
 

@@ -165,7 +165,7 @@ fn a_unit_whose_only_path_is_standby_is_not_ready_and_nothing_is_left_of_it() {
 }
 
 #[test]
-fn a_path_that_becomes_standby_is_detached_once_another_path_has_flushed_the_units_cache() {
+fn a_path_that_becomes_standby_is_detached_once_another_path_has_flushed_the_cache() {
     let array = Array::with("a5503", [ACTIVE, NON_OPTIMIZED]);
     let attached = array.attach(&[0, 1]).unwrap();
     let mut disk = OpenOptions::new().write(true).open(&attached.node).unwrap();

@@ -13,12 +13,16 @@ fn path(flush: Flush) -> PathReceipt {
     }
 }
 
-fn concluded(change: impl FnOnce(&mut Receipt)) -> bool {
-    let mut receipt = Receipt {
+fn flushed() -> Receipt {
+    Receipt {
         names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],
         paths: vec![path(Flush::Done), path(Flush::Done)],
         ..Receipt::default()
-    };
+    }
+}
+
+fn concluded(change: impl FnOnce(&mut Receipt)) -> bool {
+    let mut receipt = flushed();
     change(&mut receipt);
     receipt.conclude(Vec::new());
     assert_eq!(receipt.safe_to_unmap, receipt.notes.is_empty());
@@ -53,13 +57,16 @@ fn it_is_safe_to_unmap_only_when_all_was_flushed_and_all_is_gone() {
 
 #[test]
 fn a_failure_after_a_completed_detach_keeps_its_conclusion() {
-    let mut receipt = Receipt::default();
-    receipt.conclude(vec!["a doubt".to_owned()]);
-    let notes = receipt.notes.clone();
-    let error = Error::new(ErrorKind::Io, "no");
-    let failure = DetachFailure::after(error, Some(receipt));
-    assert_eq!(failure.receipt.notes, notes);
-    assert!(!failure.receipt.safe_to_unmap);
+    for doubts in [vec![], vec!["a doubt".to_owned()]] {
+        let mut receipt = flushed();
+        receipt.conclude(doubts);
+        let (notes, is_safe) = (receipt.notes.clone(), receipt.safe_to_unmap);
+        assert_eq!(is_safe, notes.is_empty());
+        let error = Error::new(ErrorKind::Io, "no");
+        let failure = DetachFailure::after(error, Some(receipt));
+        assert_eq!(failure.receipt.notes, notes);
+        assert_eq!(failure.receipt.safe_to_unmap, is_safe);
+    }
 }
 
 #[test]

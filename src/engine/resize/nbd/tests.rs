@@ -34,7 +34,7 @@ fn a_server_that_grew_is_followed_and_one_that_shrank_is_refused_with_both_sizes
 }
 
 #[test]
-fn a_device_with_an_unknown_server_is_not_resized() {
+fn a_device_without_a_connection_a_backend_id_or_a_known_server_is_not_resized() {
     let root = tempfile::tempdir().unwrap();
     let roots = Roots::below(root.path());
     let dir = roots.sysfs.join("block/nbd0");

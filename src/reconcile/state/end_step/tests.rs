@@ -199,6 +199,15 @@ fn a_dead_link_has_the_same_budget_if_a_refresh_or_the_kernel_reports_it() {
         panic!("{events:?}");
     };
     assert!(budget_left.is_some());
+    let reported = report_death(&mut with_attached(), 0);
+    let Some(Event::Lost {
+        budget_left: of_kernel,
+        ..
+    }) = &reported
+    else {
+        panic!("{reported:?}");
+    };
+    assert_eq!(budget_left, of_kernel);
 }
 
 #[test]

@@ -136,7 +136,7 @@ fn names_of_which_only_some_are_shared_do_not_prove_one_unit_even_weakly() {
 }
 
 #[test]
-fn a_vendor_specific_name_counts_only_if_neither_unit_has_another_name() {
+fn a_vendor_specific_name_does_not_count_if_one_unit_has_another_name() {
     let port = "0V_port_1";
     assert_eq!(compare(&["t10.x", port], &[port]), Comparison::Unknown);
     assert_eq!(

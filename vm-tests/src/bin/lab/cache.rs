@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_an_old_recipe_are_removed_once_no_run_uses_them() {
+    fn an_entry_is_removed_once_it_is_unheld_and_long_unused_and_a_recent_one_stays() {
         let root = env::temp_dir().join(format!("lunbd-cache-test-{}", std::process::id()));
         fs::create_dir_all(&root).unwrap();
         let cache = Cache::lock_at(root.clone(), false).unwrap();
