@@ -141,12 +141,12 @@ fn side_by_side(
     })
 }
 
-/// How many machines run at once: twice as many as there are processors, because two thirds of
-/// a test's time are spent waiting, and no more than fit into memory.
+/// How many machines run at once: one more than there are processors, because a third of a
+/// test's time is spent waiting, and no more than fit into memory.
 fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
-    usize::try_from(room).unwrap_or(1).clamp(1, 2 * processors)
+    usize::try_from(room).unwrap_or(1).clamp(1, processors + 1)
 }
 
 /// The memory that is available without swapping, in bytes.
