@@ -216,6 +216,15 @@ impl ProcessScan {
         let Some(writes) = writes(&descriptor) else {
             return;
         };
+        // The process may have closed the descriptor, and the flags are those of another file
+        // that has its number now.
+        let is_another = match roots.devices.device_at(&descriptor) {
+            Ok(now) => now != Some(device),
+            Err(error) => has_gone(&error),
+        };
+        if is_another {
+            return;
+        }
         let mut known = self.found.iter_mut();
         match known.find(|opener| opener.device == device) {
             Some(known) => known.writes |= writes,
@@ -243,8 +252,13 @@ fn command(process: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::os::unix::fs::symlink;
     use std::sync::Arc;
+    use std::thread;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
 
     use super::*;
     use crate::id::DevNo;
@@ -272,6 +286,35 @@ mod tests {
         put(24, "agent");
         put(25, "kworker/u5:4+knbd0-recv");
         assert_eq!(running_items(&roots, &queues).unwrap(), Some(3));
+    }
+
+    #[test]
+    fn a_descriptor_whose_number_another_file_has_meanwhile_does_not_open_the_device() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let process = roots.proc.join("7");
+        fs::create_dir_all(process.join("fd")).unwrap();
+        fs::create_dir_all(process.join("fdinfo")).unwrap();
+        // The look at the flags waits in this pipe.
+        let flags = process.join("fdinfo/3");
+        mkfifo(&flags, Mode::S_IRWXU).unwrap();
+        let descriptor = process.join("fd/3");
+        symlink("/dev/full", &descriptor).unwrap();
+        let full = NumberedDevice::Character(DevNo { major: 1, minor: 7 });
+        let openers = |successor: &str| {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut pipe = fs::File::options().write(true).open(&flags).unwrap();
+                    fs::remove_file(&descriptor).unwrap();
+                    symlink(successor, &descriptor).unwrap();
+                    pipe.write_all(b"flags:\t01\n").unwrap();
+                });
+                read_openers(&roots, &[full]).unwrap().found
+            })
+        };
+        let [writer] = <[Opener; 1]>::try_from(openers("/dev/full")).unwrap();
+        assert!(writer.writes, "{writer:?}");
+        assert_eq!(openers("/dev/null"), []);
     }
 
     #[test]
