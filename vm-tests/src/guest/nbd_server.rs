@@ -417,6 +417,19 @@ impl NbdModule {
     }
 }
 
+/// How many requests the kernel has for the device.
+#[must_use]
+pub fn in_flight(node: &Path) -> u64 {
+    let name = node.file_name().and_then(|name| name.to_str());
+    let name = name.expect("a device node");
+    let counts = fs::read_to_string(format!("/sys/block/{name}/inflight"));
+    let counts = counts.expect("the device's requests");
+    let counts = counts.split_whitespace();
+    counts
+        .map(|count| count.parse::<u64>().expect("a count"))
+        .sum()
+}
+
 /// The backend ids of the connected NBD devices.
 #[must_use]
 pub fn backends() -> Vec<String> {

@@ -1,6 +1,6 @@
 //! The connections of one NBD device: which of them are dead, and what replaces them.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::num::NonZeroU16;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,7 +15,7 @@ use lunbd::error::Stage;
 use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
-use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store, in_flight};
 
 const MIB: usize = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -333,14 +333,6 @@ fn a_uri_that_is_too_long_for_the_kernel_needs_a_backend_id() {
     assert!(is_adopted(&healing), "{healing:?}");
     let detached = another.detach(DetachTarget::Device(node), soon());
     assert!(detached.unwrap().changed);
-}
-
-/// How many requests the kernel has for the device.
-fn in_flight(node: &Path) -> usize {
-    let name = node.file_name().unwrap().to_str().unwrap();
-    let counts = fs::read_to_string(format!("/sys/block/{name}/inflight")).unwrap();
-    let counts = counts.split_whitespace();
-    counts.map(|count| count.parse::<usize>().unwrap()).sum()
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Servers that vanish: no packet arrives any more, and no end of a connection is announced.
 
-use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lunbd::engine::{HealOutcome, NbdOptions};
@@ -9,7 +7,7 @@ use lunbd::{AttachRequest, Attachment, Deadline, Engine, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::loopback::ImpairedLoopback;
-use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store, in_flight};
 use vm_tests::guest::writer::Writer;
 
 const SIZE: u64 = 64 << 20;
@@ -37,16 +35,6 @@ fn attach(engine: &Engine, server: &NbdServer) -> (Source, Attachment) {
     let request = AttachRequest::new(source.clone()).nbd(options);
     let attachment = engine.attach(&request, soon()).expect("an attach");
     (source, attachment)
-}
-
-/// How many requests the kernel has for the device.
-fn in_flight(node: &Path) -> u64 {
-    let name = node.file_name().unwrap().to_str().unwrap();
-    let counts = fs::read_to_string(format!("/sys/block/{name}/inflight")).unwrap();
-    counts
-        .split_whitespace()
-        .map(|count| count.parse::<u64>().unwrap())
-        .sum()
 }
 
 fn serves_again(engine: &Engine) {
