@@ -1,8 +1,10 @@
 //! Detaches.
 
 use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lunbd::engine::{Flush, Holder};
+use lunbd::engine::{Flush, Holder, StageObserver};
 use lunbd::error::Stage;
 use lunbd::id::Wwid;
 use lunbd::{DetachRequest, DetachTarget, ErrorKind};
@@ -197,6 +199,27 @@ pub(crate) fn an_offline_disk_without_users_is_detached_and_reported_as_unflushe
         "{detachment:?}"
     );
     assert!(!detachment.safe_to_unmap);
+    assert_eq!(devices(&*machine, &engine), NONE);
+}
+
+pub(crate) fn the_detach_of_an_offline_disk_waits_until_multipathd_has_closed_it<M: Machine>() {
+    let machine = M::with(1, 2);
+    let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 1));
+    let node = attach(&engine, &source).node;
+    machine.settle();
+    let multipathd = Mutex::new(Some(machine.open_in_multipathd(&node)));
+    let state = device_dir(&engine, &source).join("state");
+    write_attribute(&engine, &state, "offline\n");
+    let passes = AtomicUsize::new(0);
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Resolve && passes.fetch_add(1, Ordering::Relaxed) == 5 {
+            drop(multipathd.lock().unwrap().take());
+        }
+    });
+    let request = DetachRequest::new(source).observe(observer);
+    let detachment = engine.detach(request, soon()).unwrap();
+    let flush = &detachment.flush;
+    assert!(matches!(flush, Some(Flush::Unreachable(_))), "{flush:?}");
     assert_eq!(devices(&*machine, &engine), NONE);
 }
 

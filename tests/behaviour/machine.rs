@@ -75,6 +75,9 @@ pub(crate) trait Machine: Send + Sync + 'static {
     /// Opens the disk in this process, exclusively with `claim`.
     fn open(&self, node: &Path, claim: bool) -> Held;
 
+    /// multipathd has the disk open to check it while the result is held.
+    fn open_in_multipathd(&self, node: &Path) -> Held;
+
     /// udevd handles nothing while the result is held.
     fn stop_udevd(&self) -> Held;
 

@@ -55,6 +55,7 @@ macro_rules! behaviours {
                 a_process_that_only_reads_does_not_hold_a_detach_up,
                 a_mounted_disk_is_refused_with_its_mounts_path,
                 an_offline_disk_without_users_is_detached_and_reported_as_unflushed,
+                the_detach_of_an_offline_disk_waits_until_multipathd_has_closed_it,
                 a_failed_flush_ends_the_detach_and_is_reported_until_the_data_is_abandoned,
             }
             replaced {

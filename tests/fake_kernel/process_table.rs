@@ -46,12 +46,22 @@ impl Kernel {
     /// Shows that this process has `node` open, for writing or not. Returns the number of the
     /// descriptor.
     pub(crate) fn enter_opener(&self, node: &Path, writes: bool) -> u32 {
+        let command = fs::read_to_string("/proc/self/comm").unwrap();
+        self.enter_opener_of((std::process::id(), &command), node, writes)
+    }
+
+    /// As [`Kernel::enter_opener`], for a process with this number and command.
+    pub(crate) fn enter_opener_of(
+        &self,
+        (pid, command): (u32, &str),
+        node: &Path,
+        writes: bool,
+    ) -> u32 {
         let number = self.change(|state| {
             state.process_table.descriptors += 1;
             state.process_table.descriptors
         });
-        let process = self.path(&format!("proc/{}", std::process::id()));
-        let command = fs::read_to_string("/proc/self/comm").unwrap();
+        let process = self.path(&format!("proc/{pid}"));
         write(&process.join("comm"), command);
         fs::create_dir_all(process.join("fd")).unwrap();
         let flags = if writes { "0100002" } else { "0100000" };
@@ -63,7 +73,12 @@ impl Kernel {
 
     /// Removes the opener again.
     pub(crate) fn leave_opener(&self, number: u32) {
-        let process = self.path(&format!("proc/{}", std::process::id()));
+        self.leave_opener_of(std::process::id(), number);
+    }
+
+    /// As [`Kernel::leave_opener`], for the process with this number.
+    pub(crate) fn leave_opener_of(&self, pid: u32, number: u32) {
+        let process = self.path(&format!("proc/{pid}"));
         fs::remove_file(process.join(format!("fd/{number}"))).unwrap();
     }
 }

@@ -162,6 +162,14 @@ impl Machine for Fake {
         Box::new(self.enter_opener(node, true))
     }
 
+    fn open_in_multipathd(&self, node: &Path) -> Held {
+        // No process of this machine has this number.
+        let pid = 4_194_305;
+        let kernel = Arc::clone(self.kernel());
+        let number = kernel.enter_opener_of((pid, "multipathd\n"), node, false);
+        Box::new(Undo(move || kernel.leave_opener_of(pid, number)))
+    }
+
     fn stop_udevd(&self) -> Held {
         self.kernel().stop_udevd(true);
         let kernel = Arc::clone(self.kernel());

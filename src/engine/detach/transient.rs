@@ -1,5 +1,6 @@
 //! Whether a failure of a SCSI detach goes away by itself.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
@@ -20,7 +21,7 @@ impl DetachRun<'_> {
             (_, ErrorKind::Vanished) => true,
             (Some(Stage::Claim), ErrorKind::Quarantined) => self.timed_out,
             (Some(Stage::Claim | Stage::RemoveMap), ErrorKind::InUse) => {
-                match self.only_transient_users(deadline) {
+                match self.only_transient_users(is_dead_disk(error), deadline) {
                     Some(is_transient) => {
                         self.holder_vanished = false;
                         is_transient
@@ -34,8 +35,9 @@ impl DetachRun<'_> {
     }
 
     /// Whether the unit's disks are held only by its map, even one that is being removed,
-    /// or by a process that probes disks; `None` where no holder is visible.
-    fn only_transient_users(&self, deadline: Deadline) -> Option<bool> {
+    /// or by a process that probes disks; `None` where no holder is visible. A process that
+    /// probes a disk has not claimed it, and so holds only one that `is_dead`.
+    fn only_transient_users(&self, is_dead: bool, deadline: Deadline) -> Option<bool> {
         let roots = self.engine.roots();
         let look = || {
             let at_once = Deadline::after(Duration::ZERO);
@@ -59,15 +61,23 @@ impl DetachRun<'_> {
             let removal = Removal::Map {
                 beside_own_flush: false,
             };
-            let mut has_stacked = false;
+            let mut is_held = false;
             for users in all {
-                if let Usage::Busy(_) = users.usage_for(roots, removal) {
-                    return Ok(Some(false));
+                match users.usage_for(roots, removal) {
+                    Usage::Busy(_) => return Ok(Some(false)),
+                    Usage::Transient => is_held |= is_dead || users.has_stacked(),
+                    Usage::Free => {}
                 }
-                has_stacked |= users.has_stacked();
             }
-            Ok::<_, Error>(has_stacked.then_some(true))
+            Ok::<_, Error>(is_held.then_some(true))
         };
         look().unwrap_or(Some(false))
     }
+}
+
+/// Whether the kernel refused a claim because the disk can no longer be opened. Then every
+/// process that still has it open counts as a user.
+fn is_dead_disk(refused: &Error) -> bool {
+    let cause = refused.source().and_then(|cause| cause.downcast_ref());
+    cause.is_some_and(|cause: &Error| cause.kind() == ErrorKind::Vanished)
 }

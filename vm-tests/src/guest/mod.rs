@@ -31,6 +31,7 @@ pub mod lio;
 pub mod loopback;
 pub mod md;
 pub mod multipathd;
+pub mod named_reader;
 pub mod nbd_server;
 pub mod nvmet;
 pub mod own_processes;

@@ -17,6 +17,7 @@ use behaviour::minimum::Minimum;
 use lunbd::Engine;
 use lunbd::scsi::StuckCall;
 use vm_tests::guest::directory::Directory;
+use vm_tests::guest::named_reader::NamedReader;
 use vm_tests::guest::{self, KernelUevent, ScsiDebug, UeventCounter, udevd};
 
 /// How long an unexpected event could take to arrive.
@@ -178,6 +179,10 @@ impl Machine for Guest {
             .open(node)
             .unwrap();
         Box::new(opened)
+    }
+
+    fn open_in_multipathd(&self, node: &Path) -> Held {
+        Box::new(NamedReader::start("multipathd", node))
     }
 
     fn stop_udevd(&self) -> Held {

@@ -198,6 +198,40 @@ fn a_detach_removes_a_path_whose_recovery_timeout_passed_with_the_others() {
 }
 
 #[test]
+fn a_detach_removes_a_dead_disk_that_only_multipathd_has_open() {
+    let engine = engine();
+    let store = Store::file("a3", 16 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(3, &store);
+    let iscsid = Iscsid::start();
+    // It makes no map of a unit with one path, and checks that path all the same.
+    let multipathd = Multipathd::start_as_packaged();
+    let session = iscsid.login(PORTALS[0], IQN, without_pings(5));
+    let request = AttachRequest::new(over(&target, &[0])).multipath(Multipath::Off);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let name = attachment.node.file_name().unwrap().to_str().unwrap();
+    guest::wait_until("multipathd to know it", LIMIT, || {
+        multipathd.knows(name).then_some(())
+    });
+    target.portal_down(0);
+    session.wait_until_lost(LIMIT);
+    let state = "transport-offline";
+    guest::wait_until(state, LIMIT, || (state_of(&session) == state).then_some(()));
+
+    let detachment = engine.detach(over(&target, &[0]), soon()).unwrap();
+    assert!(!detachment.safe_to_unmap, "{detachment:?}");
+    let [path] = &detachment.receipt.as_ref().unwrap().paths[..] else {
+        panic!("{detachment:?}");
+    };
+    assert!(
+        matches!(path.flush, Some(Flush::Unreachable(_))),
+        "{path:?}"
+    );
+    assert!(path.gone && path.forgotten == Some(true), "{path:?}");
+    nothing_is_left();
+}
+
+#[test]
 fn a_lost_path_with_a_recovery_timeout_of_two_minutes_delays_the_detach_only_for_seconds() {
     let engine = engine();
     let store = Store::file("a2", 16 * MIB);
