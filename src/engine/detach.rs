@@ -4,6 +4,7 @@ pub(super) mod detachment;
 mod flush_paths;
 mod foreign_unit;
 mod nbd;
+mod open_paths;
 pub(super) mod receipt;
 pub(super) mod remove_device;
 pub(super) mod remove_map;

@@ -24,6 +24,7 @@ mod not_looked_at;
 mod removal;
 mod search;
 mod snapshot;
+pub(super) mod write_back;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;

@@ -1,17 +1,12 @@
 //! The flush of the paths that a detach is about to delete.
 
-use std::time::Duration;
-
 use crate::deadline::Deadline;
 use crate::engine::detach::foreign_unit::flush_if_replaced;
+use crate::engine::detach::open_paths::below_map_limit;
 use crate::engine::detach::receipt::{Flush, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
-use crate::engine::usage::claim::{write_back, write_back_below_map};
+use crate::engine::usage::write_back::{write_back, write_back_below_map};
 use crate::error::{Error, ErrorKind, Result, Stage};
-
-/// How long a path may take to write back when all data has gone through its map already, so
-/// that the path has nothing of its own to write.
-const THROUGH_MAP_LIMIT: Duration = Duration::from_secs(5);
 
 impl DetachRun<'_> {
     /// Flushes each path and records the result in the receipt.
@@ -44,9 +39,9 @@ impl DetachRun<'_> {
                 None => error.with_last_seen(one.path.device.describe()),
             });
         }
-        let limit = deadline.at_most(THROUGH_MAP_LIMIT.min(deadline.remaining() / 4));
-        let policy = self.request.flush_policy;
-        write_back_below_map(self.engine, claim, disk, policy, limit)
+        let (policy, limit) = (self.request.flush_policy, below_map_limit(deadline));
+        let open = self.open_file_of(&one.path.device);
+        write_back_below_map(self.engine, claim, open, disk, policy, limit)
     }
 
     /// Where a path's ALUA access state refused the flush of the unit's cache, flushes

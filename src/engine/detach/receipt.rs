@@ -99,7 +99,8 @@ pub enum Flush {
     /// `fsync` and `BLKFLSBUF` both succeeded, under an exclusive claim.
     Done,
     /// The device no longer served opens and no process had it open, so nothing was left
-    /// to write; the text is the kernel's refusal.
+    /// to write; the text is the kernel's refusal. A path that had died before the detach may
+    /// have lost pages that a process wrote to the path itself, beside its map.
     Unreachable(String),
     /// The path did not write back and had nothing of its own to write: all data went
     /// through the multipath map, which was flushed before. The text is the path's

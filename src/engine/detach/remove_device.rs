@@ -4,9 +4,10 @@
 use crate::deadline::Deadline;
 use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::Flush;
-use crate::engine::usage::claim::{Claim, FlushPolicy, claim_and_flush, claim_replaced};
+use crate::engine::usage::claim::{Claim, FlushPolicy, claim_replaced};
 use crate::engine::usage::failed_flush::FailedFlush;
 use crate::engine::usage::refuse_users_of_diskless;
+use crate::engine::usage::write_back::claim_and_flush;
 use crate::engine::{Engine, first_names};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;

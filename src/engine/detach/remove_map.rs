@@ -7,8 +7,9 @@ use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::DetachRequest;
 use crate::engine::detach::receipt::{Flush, MapReceipt};
-use crate::engine::usage::claim::{self, Claim, FlushPolicy, claim_disk, write_back};
+use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
+use crate::engine::usage::write_back::{self, write_back};
 use crate::engine::usage::{self, Extent, NotLookedAt, Removal, Usage, users_of, users_of_each};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
@@ -165,7 +166,7 @@ fn write_map_back(
         return Err(failed_flush::lost_data_error(map.disk(), &earlier));
     }
     let (file, disk, roots) = (file.clone(), map.disk().clone(), engine.roots().clone());
-    let flush = move || claim::flush(&roots, file, &disk, &mark);
+    let flush = move || write_back::flush(&roots, file, &disk, &mark);
     let flush = worker::start(Stage::Flush, flush)?;
     let path_limit = deadline.half();
     loop {

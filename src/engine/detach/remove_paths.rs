@@ -11,7 +11,7 @@ use crate::engine::detach::remove_device::{delete_disk, delete_diskless};
 use crate::engine::detach::remove_map::{refuse_users_of_map, remove_map};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::engine::unit::{KnownPath, PathIdentity, paths_of};
-use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, claim_replaced};
+use crate::engine::usage::claim::FlushPolicy;
 use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot, refuse_users_of_diskless};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -46,6 +46,7 @@ impl DetachRun<'_> {
             self.refuse_other_units_below(&map, &paths, &below, deadline)?;
             self.refuse_failed_flush_below(&paths, &below)?;
             let replaced = flush_if_replaced_below(&paths, &below);
+            self.open_paths_below(&paths, &below, deadline);
             call.enter(Stage::Claim);
             self.check_and_remove_map(&map, (replaced, &below), call)?;
             self.mark_in_map(&paths, &below);
@@ -204,23 +205,12 @@ impl DetachRun<'_> {
         }
     }
 
-    fn claim(&self, one: &mut ClaimedPath, deadline: Deadline) -> Result<Option<Claim>> {
-        let Some(disk) = &one.path.disk else {
-            return Ok(None);
-        };
-        let policy = self.request.flush_policy;
-        let watch = &mut one.watch;
-        match &one.path.identity_now {
-            PathIdentity::Replaced { .. } => claim_replaced(self.engine, disk, watch, deadline),
-            _ => claim_disk(self.engine, disk, policy, watch, deadline),
-        }
-        .map(Some)
-    }
-
     /// Deletes all devices at once, each on a thread of its own, so that a slow host does
     /// not hold up the others.
     fn delete_all(&mut self, claimed: Vec<ClaimedPath>, deadline: Deadline) -> Result<()> {
         let engine = self.engine;
+        // The claims keep the disks open.
+        self.open_paths.clear();
         let devices: Vec<_> = claimed.iter().map(|one| one.path.device.clone()).collect();
         let ended = pool::each(Stage::Delete, claimed, |one| delete(engine, one, deadline));
         let mut first = Ok(());

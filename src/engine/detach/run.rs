@@ -1,6 +1,7 @@
 //! The state of a SCSI detach.
 
 use crate::engine::detach::DetachRequest;
+use crate::engine::detach::open_paths::OpenPath;
 use crate::engine::detach::receipt::{PathReceipt, Receipt};
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
@@ -24,6 +25,8 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) receipt: Receipt,
     /// The devices of the receipt's paths, in their order.
     pub(in crate::engine) devices: Vec<ScsiDevice>,
+    /// The paths that were below the map, until their flush.
+    pub(in crate::engine) open_paths: Vec<OpenPath>,
     /// The paths that were read before the first pass.
     pub(in crate::engine) first_paths: Vec<KnownPath>,
     /// A path did not answer a request of this detach in time. That request releases the

@@ -78,6 +78,7 @@ fn detach_present(
         },
         unit,
         devices: Vec::new(),
+        open_paths: Vec::new(),
         first_paths: Vec::new(),
         timed_out: false,
         holder_vanished: false,

@@ -1,4 +1,4 @@
-//! The proof that no process uses a disk or begins to, and the flush under that proof.
+//! The proof that no process uses a disk or begins to.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -6,15 +6,12 @@ use std::sync::Arc;
 use crate::crash::crash_point;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::call::CallContext;
-use crate::engine::detach::receipt::Flush;
-use crate::engine::usage::failed_flush::{self, FailedFlush};
-use crate::engine::usage::{self, Extent, NotLookedAt, Removal, UsageSnapshot, users_of};
+use crate::engine::usage::{self, Extent, Removal, users_of};
 use crate::error::{ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{OpenMode, Roots, worker};
-use crate::scsi::{self, CallScheduler, ScsiDevice};
+use crate::scsi::{CallScheduler, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
 
 /// What a caller does where a disk cannot be written back.
@@ -36,42 +33,6 @@ pub(in crate::engine) enum Claim {
     Unreachable(String),
     /// A flush of our own that never returned still holds the disk.
     Stuck(String),
-}
-
-/// A disk that is claimed and flushed.
-#[derive(Debug)]
-pub(in crate::engine) struct Claimed {
-    pub(in crate::engine) claim: Claim,
-    pub(in crate::engine) flush: Flush,
-    /// The places where a process may write to it unseen.
-    pub(in crate::engine) not_looked_at: Vec<NotLookedAt>,
-}
-
-/// Claims the disk, makes sure that no process writes to it beside the claim, and writes
-/// it back. The claim holds until it is dropped.
-///
-/// # Errors
-/// Those of [`claim_disk`] and [`write_back`].
-pub(in crate::engine) fn claim_and_flush(
-    engine: &Engine,
-    disk: &BlockDevice,
-    policy: FlushPolicy,
-    watch: &mut Watch,
-    call: &mut CallContext,
-) -> Result<Claimed> {
-    let deadline = call.deadline;
-    call.enter(Stage::Claim);
-    let claim = claim_disk(engine, disk, policy, watch, deadline)?;
-    let snapshot = UsageSnapshot::take(engine, &[disk], Extent::BesideClaim, deadline)?;
-    snapshot.refuse_writers(engine)?;
-    call.enter(Stage::Flush);
-    let flush = write_back(engine, &claim, disk, policy, deadline)?;
-    snapshot.recheck_if_old(engine, deadline)?;
-    Ok(Claimed {
-        claim,
-        flush,
-        not_looked_at: snapshot.not_looked_at(),
-    })
 }
 
 /// Claims the disk exclusively.
@@ -133,101 +94,7 @@ pub(in crate::engine) fn claim_disk(
     Err(refused)
 }
 
-/// Writes the disk back under its claim.
-///
-/// # Errors
-/// `Io` if a write failed, and then its pages are lost: a second flush would succeed and
-/// prove nothing. [`Flush::PagesWritten`] is no error. With [`FlushPolicy::Abandon`],
-/// neither a failed write nor a flush that takes half of the time is an error.
-pub(in crate::engine) fn write_back(
-    engine: &Engine,
-    claim: &Claim,
-    disk: &BlockDevice,
-    policy: FlushPolicy,
-    deadline: Deadline,
-) -> Result<Flush> {
-    let abandon = policy == FlushPolicy::Abandon;
-    let file = match claim {
-        Claim::Held(file) => Arc::clone(file),
-        Claim::Unreachable(why) => return Ok(Flush::Unreachable(why.clone())),
-        Claim::Stuck(why) => return Ok(Flush::Abandoned(why.clone())),
-    };
-    let limit = if abandon { deadline.half() } else { deadline };
-    let mark = FailedFlush::of(engine.roots(), disk)?;
-    let earlier = mark.read()?;
-    if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
-        return Err(failed_flush::lost_data_error(disk, earlier));
-    }
-    let (roots, own) = (engine.roots().clone(), disk.clone());
-    let flushed = run_in_queue(
-        host_queue_of(engine, disk),
-        Stage::Flush,
-        &format!("{} to write back", disk.name()),
-        limit,
-        || disk.describe(),
-        move || flush(&roots, file, &own, &mark),
-    );
-    match (flushed, earlier) {
-        (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
-        (Ok(Flush::PagesWritten(why)), None) if abandon => Ok(Flush::Abandoned(why)),
-        (Ok(flush), None) => Ok(flush),
-        (Err(error), _) if abandon => Ok(Flush::Abandoned(error.to_string())),
-        (Err(error), _) => Err(error),
-    }
-}
-
-/// Writes back a path that was below its map, whose flush is done. A failed flush of the
-/// unit's cache loses nothing here and is not recorded. Pages that a process wrote to the
-/// path beside the map, and an earlier failed flush of the path itself, were not the
-/// map's, and count.
-///
-/// # Errors
-/// `Io` if there was such an earlier failure, with [`FlushPolicy::Require`].
-pub(in crate::engine) fn write_back_below_map(
-    engine: &Engine,
-    claim: &Claim,
-    disk: &BlockDevice,
-    policy: FlushPolicy,
-    deadline: Deadline,
-) -> Result<Flush> {
-    let Claim::Held(file) = claim else {
-        return write_back(engine, claim, disk, policy, deadline);
-    };
-    let abandon = policy == FlushPolicy::Abandon;
-    let mark = FailedFlush::of(engine.roots(), disk)?;
-    match FailedFlush::read_of(engine.roots(), disk)? {
-        Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
-        Some(earlier) => return Err(failed_flush::lost_data_error(disk, &earlier)),
-        None => {}
-    }
-    let (file, own, roots) = (Arc::clone(file), disk.clone(), engine.roots().clone());
-    let written = move |file: &File| {
-        let dropped = own.drop_pages(&roots, file);
-        match own.write_pages(&roots, file) {
-            Err(error) if error.kind() == ErrorKind::Io => {
-                mark.set(&error);
-                Err(error)
-            }
-            _ => Ok(dropped.and_then(|()| own.flush(&roots, file))),
-        }
-    };
-    let flushed = run_in_queue(
-        host_queue_of(engine, disk),
-        Stage::Flush,
-        &format!("{} to write back", disk.name()),
-        deadline,
-        || disk.describe(),
-        move || worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
-    );
-    match flushed {
-        Ok(Ok(Ok(()))) => Ok(Flush::Done),
-        Ok(Ok(Err(error))) | Err(error) => Ok(Flush::ThroughMap(error.to_string())),
-        Ok(Err(error)) if abandon => Ok(Flush::Abandoned(error.to_string())),
-        Ok(Err(error)) => Err(error.at(Stage::Flush)),
-    }
-}
-
-fn host_queue_of<'a>(engine: &'a Engine, disk: &BlockDevice) -> HostQueue<'a> {
+pub(super) fn host_queue_of<'a>(engine: &'a Engine, disk: &BlockDevice) -> HostQueue<'a> {
     if NbdIndex::of_name(disk.name()).is_some() {
         return None;
     }
@@ -253,56 +120,10 @@ pub(in crate::engine) fn claim_replaced(
     claim_disk(engine, disk, FlushPolicy::Require, watch, deadline)
 }
 
-/// Flushes, and records a failure, also one that comes after the caller has gone. If the
-/// process dies during the flush, the record says that the flush may have failed.
-///
-/// The kernel may hold the thread for as long as a link is dead. So the thread has none of
-/// the process's other files, and a killed process releases the locks on those.
-pub(in crate::engine) fn flush(
-    roots: &Roots,
-    file: Arc<File>,
-    disk: &BlockDevice,
-    mark: &FailedFlush,
-) -> Result<Flush> {
-    let is_marked = mark.begin()?;
-    let flushed =
-        worker::run_with_own_fd_table_and(file, |file| flush_pages_and_cache(roots, disk, file));
-    match &flushed {
-        // A process that may not drop the pages has lost nothing.
-        Err(error) if error.kind() != ErrorKind::NotPermitted => mark.set(error),
-        _ if is_marked => mark.clear(),
-        _ => {}
-    }
-    flushed
-}
-
-/// If all pages are written, a flush of the unit's cache that the path's ALUA access state
-/// refuses has lost nothing.
-fn flush_pages_and_cache(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
-    disk.drop_pages(roots, file)?;
-    let all_written = disk.write_pages(roots, file)?;
-    let Err(error) = disk.flush(roots, file) else {
-        return Ok(Flush::Done);
-    };
-    let has_states = match ScsiDevice::of_disk(disk) {
-        Ok(Some(device)) => device.has_port_groups().unwrap_or(false),
-        _ => false,
-    };
-    if !all_written || !has_states {
-        return Err(error);
-    }
-    match scsi::access_state_of_open(roots, file) {
-        Ok(Some(state)) if !state.serves_io() => Ok(Flush::PagesWritten(format!(
-            "its ALUA access state is {state}: {error}"
-        ))),
-        _ => Err(error),
-    }
-}
-
 /// The host's queue in which calls for a SCSI disk run; other disks have none.
-type HostQueue<'a> = Option<(&'a CallScheduler, Hctl)>;
+pub(super) type HostQueue<'a> = Option<(&'a CallScheduler, Hctl)>;
 
-fn run_in_queue<T: Send + 'static>(
+pub(super) fn run_in_queue<T: Send + 'static>(
     queue: HostQueue<'_>,
     stage: Stage,
     what: &str,
@@ -319,26 +140,60 @@ fn run_in_queue<T: Send + 'static>(
     }
 }
 
+/// Claims the disk exclusively at the first try.
+///
+/// # Errors
+/// `InUse` if another process has claimed it; `Vanished` if it cannot be opened; `TimedOut`;
+/// `Quarantined`.
+pub(in crate::engine) fn try_claim_disk(
+    engine: &Engine,
+    disk: &BlockDevice,
+    deadline: Deadline,
+) -> Result<Claim> {
+    let claimed = try_claim(host_queue_of(engine, disk), disk, engine.roots(), deadline)?;
+    Ok(Claim::Held(Arc::new(claimed)))
+}
+
+/// Opens the disk beside its other users.
+///
+/// # Errors
+/// Those of [`try_claim_disk`].
+pub(in crate::engine) fn open_shared(
+    engine: &Engine,
+    disk: &BlockDevice,
+    deadline: Deadline,
+) -> Result<File> {
+    let queue = host_queue_of(engine, disk);
+    open_in_queue(queue, disk, engine.roots(), OpenMode::Shared, deadline)
+}
+
 fn try_claim(
     queue: HostQueue<'_>,
     disk: &BlockDevice,
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<File> {
+    crash_point!(ClaimToTake);
+    let claimed = open_in_queue(queue, disk, roots, OpenMode::Exclusive, deadline)?;
+    crash_point!(ClaimTaken);
+    Ok(claimed)
+}
+
+fn open_in_queue(
+    queue: HostQueue<'_>,
+    disk: &BlockDevice,
+    roots: &Roots,
+    mode: OpenMode,
+    deadline: Deadline,
+) -> Result<File> {
     let what = format!("the kernel to open {}", disk.name());
     let (disk, roots) = (disk.clone(), roots.clone());
-    crash_point!(ClaimToTake);
-    let claimed = run_in_queue(
+    run_in_queue(
         queue,
         Stage::Claim,
         &what,
         deadline,
         || "not returned".to_owned(),
-        move || disk.open(&roots, OpenMode::Exclusive),
-    )?;
-    crash_point!(ClaimTaken);
-    Ok(claimed)
+        move || disk.open(&roots, mode),
+    )
 }
-
-#[cfg(test)]
-mod tests;

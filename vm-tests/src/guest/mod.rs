@@ -7,6 +7,7 @@ pub mod certificates;
 #[cfg(feature = "guest")]
 pub mod crash;
 pub mod daemon;
+pub mod direct;
 pub mod directory;
 pub mod disk_users;
 #[cfg(feature = "guest")]

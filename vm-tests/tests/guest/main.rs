@@ -100,6 +100,7 @@ mod scsi_reap;
 mod scsi_settle;
 mod scsi_storm;
 mod udevd;
+mod usage_below_map;
 mod usage_hidden_scsi;
 mod usage_matrix_scsi_and_nbd;
 mod usage_scsi;

@@ -1,23 +1,22 @@
 //! Users of a disk that do not open it exclusively: none of their data is lost.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lunbd::engine::{Flush, NotLookedAt, StageObserver};
 use lunbd::error::Stage;
-use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, Engine, ErrorKind, Source};
+use lunbd::{Deadline, DetachRequest, DetachTarget, ErrorKind};
 use nix::mount::{MsFlags, mount, umount};
 use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
+use vm_tests::guest::direct::stored;
 use vm_tests::guest::disk_users::LoopDevice;
-use vm_tests::guest::queueing_map::QueueingMap;
 use vm_tests::guest::stuck_fuse::StuckFuse;
-use vm_tests::guest::{self, ScsiDebug, partitioned, udevd};
+use vm_tests::guest::{ScsiDebug, partitioned, udevd};
 
 const WRITE_PROTECT: &str = "/sys/module/scsi_debug/parameters/wp";
 /// A place in the first partition after ext4's own data.
@@ -43,19 +42,6 @@ fn writer(node: &Path) -> File {
 
 fn us_writing() -> String {
     format!("open for writing in process {}", std::process::id())
-}
-
-/// The disk's data at this place, read past its page cache.
-fn stored(node: &Path, at: usize, length: usize) -> Vec<u8> {
-    let mut page = memmap2::MmapMut::map_anon(length).unwrap();
-    let mut direct = OpenOptions::new()
-        .read(true)
-        .custom_flags(nix::libc::O_DIRECT)
-        .open(node)
-        .unwrap();
-    direct.seek(SeekFrom::Start(at as u64)).unwrap();
-    direct.read_exact(&mut page).unwrap();
-    page.to_vec()
 }
 
 #[test]
@@ -125,56 +111,6 @@ fn what_a_partition_cannot_write_back_ends_the_detach() {
 }
 
 /// Attaches both paths of a unit, and returns their nodes.
-fn attached_paths(engine: &Engine) -> (ScsiDebug, Vec<PathBuf>) {
-    let (target, sources) = ScsiDebug::two_paths();
-    let sources = sources.iter().map(|source| source.parse().unwrap());
-    let disks = sources
-        .map(|source: Source| {
-            let attached = engine.attach(&AttachRequest::new(source), soon());
-            attached.unwrap().paths().last().unwrap().node.clone()
-        })
-        .collect();
-    udevd::settle();
-    (target, disks)
-}
-
-#[test]
-fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_keeps_queueing() {
-    let engine = engine();
-    let (target, disks) = attached_paths(&engine);
-    let held = udevd::stopped();
-    let map = QueueingMap::over(&disks);
-    let node = map.node();
-    let mut writes = writer(&node);
-    writes.write_all(&vec![0x5a; 64 << 10]).unwrap();
-    map.set_paths(false);
-    // The map would be told to fail after half of this time.
-    let deadline = Deadline::after(Duration::from_secs(8));
-    let refused = engine.detach(DetachTarget::Device(node.clone()), deadline);
-    assert!(map.queues(), "it was told to fail: {refused:?}");
-    let failure = refused.unwrap_err();
-    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
-    assert!(failure.to_string().contains(&us_writing()), "{failure}");
-    assert_eq!(target.devices().len(), 2);
-    // A detach that does not see the writer learns from the kernel that the map is open.
-    let node = node.to_str().unwrap();
-    let mut unseen = Command::new("unshare")
-        .args(["--pid", "--fork", "--mount-proc", "lunbd"])
-        .args(["detach", node, "--json", "--timeout", "5s"])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // Its flush stays in the kernel for as long as the map queues.
-    let mut said = String::new();
-    let mut output = BufReader::new(unseen.stderr.take().unwrap());
-    output.read_line(&mut said).unwrap();
-    assert!(map.queues(), "it was told to fail: {said}");
-    assert!(said.contains("timed_out"), "{said}");
-    map.fail_if_no_path();
-    assert_eq!(unseen.wait().unwrap().code(), Some(6));
-    drop((writes, map, held));
-}
-
 #[test]
 fn a_silent_file_server_delays_no_detach() {
     let (engine, target) = (Arc::new(engine()), ScsiDebug::with_luns(2));
@@ -361,59 +297,4 @@ fn a_path_on_a_file_server_that_hangs_holds_up_no_detach_past_its_deadline() {
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
     assert_eq!(failure.stage(), Some(Stage::Resolve), "{failure}");
     assert!(failure.to_string().contains("/tmp/stuck"), "{failure}");
-}
-
-#[test]
-fn what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap() {
-    let engine = engine();
-    let (target, disks) = attached_paths(&engine);
-    let held = udevd::stopped();
-    let map = QueueingMap::over(&disks);
-    let data = vec![0xa5; 64 << 10];
-    // The map has the path open, so that no close writes it back.
-    let mut writes = writer(&disks[0]);
-    writes.seek(SeekFrom::Start(WITHIN as u64)).unwrap();
-    writes.write_all(&data).unwrap();
-    drop(writes);
-    let stored_over_other = || stored(&disks[1], WITHIN, data.len()) == data;
-    assert!(!stored_over_other(), "it is written back");
-    fs::write(WRITE_PROTECT, "1").unwrap();
-    drop(held);
-    let detached = engine.detach(DetachTarget::Device(map.node()), soon());
-    fs::write(WRITE_PROTECT, "0").unwrap();
-    let safe = match &detached {
-        Ok(detachment) => detachment.safe_to_unmap,
-        Err(failure) => failure.receipt.safe_to_unmap,
-    };
-    assert!(!safe, "it is lost: {detached:?}");
-    let failure = detached.unwrap_err();
-    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
-    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
-    drop((map, target));
-}
-
-#[test]
-fn what_a_partition_map_cannot_write_back_is_not_safe_to_unmap_where_it_is_given_up() {
-    let engine = engine();
-    let (target, disks) = attached_paths(&engine);
-    let held = udevd::stopped();
-    let map = QueueingMap::over(&disks);
-    let node = map.node();
-    let name = node.file_name().unwrap().to_str().unwrap();
-    let uuid = fs::read_to_string(format!("/sys/block/{name}/dm/uuid")).unwrap();
-    let table = format!("0 2048 linear {} 2048", node.display());
-    guest::create_map("part", Some(&format!("part1-{}", uuid.trim())), &table);
-    let mut writes = writer(&guest::node_of_map("part"));
-    writes.write_all(&vec![0xa5; 64 << 10]).unwrap();
-    fs::write(WRITE_PROTECT, "1").unwrap();
-    drop(writes);
-    drop(held);
-    let abandon = DetachRequest::new(DetachTarget::Device(map.node())).abandon_unwritten();
-    let detached = engine.detach(abandon, soon());
-    fs::write(WRITE_PROTECT, "0").unwrap();
-    let detachment = detached.unwrap();
-    assert!(!detachment.safe_to_unmap, "it is lost: {detachment:?}");
-    let flush = detachment.receipt.unwrap().map.unwrap().flush;
-    assert!(matches!(flush, Some(Flush::Abandoned(_))), "{flush:?}");
-    drop((map, target));
 }

@@ -7,6 +7,7 @@ use super::*;
 use crate::engine::detach::DetachTarget;
 use crate::engine::detach::receipt::Receipt;
 use crate::engine::detach::request::DetachRequest;
+use crate::engine::usage::claim::Claim;
 use crate::kernel::Roots;
 use crate::scsi::{Identity, ScsiDevice};
 
@@ -32,6 +33,7 @@ pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest)
             ..Receipt::default()
         },
         devices: Vec::new(),
+        open_paths: Vec::new(),
         first_paths: Vec::new(),
         timed_out: false,
         holder_vanished: false,

@@ -1,0 +1,230 @@
+//! The flush of a disk under its claim.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::call::CallContext;
+use crate::engine::detach::receipt::Flush;
+use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, host_queue_of, run_in_queue};
+use crate::engine::usage::failed_flush::{self, FailedFlush};
+use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot};
+use crate::error::{ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, worker};
+use crate::scsi::{self, ScsiDevice};
+use crate::uevent::Watch;
+
+/// A disk that is claimed and flushed.
+#[derive(Debug)]
+pub(in crate::engine) struct Claimed {
+    pub(in crate::engine) claim: Claim,
+    pub(in crate::engine) flush: Flush,
+    /// The places where a process may write to it unseen.
+    pub(in crate::engine) not_looked_at: Vec<NotLookedAt>,
+}
+
+/// Claims the disk, makes sure that no process writes to it beside the claim, and writes
+/// it back. The claim holds until it is dropped.
+///
+/// # Errors
+/// Those of [`claim_disk`] and [`write_back`].
+pub(in crate::engine) fn claim_and_flush(
+    engine: &Engine,
+    disk: &BlockDevice,
+    policy: FlushPolicy,
+    watch: &mut Watch,
+    call: &mut CallContext,
+) -> Result<Claimed> {
+    let deadline = call.deadline;
+    call.enter(Stage::Claim);
+    let claim = claim_disk(engine, disk, policy, watch, deadline)?;
+    let snapshot = UsageSnapshot::take(engine, &[disk], Extent::BesideClaim, deadline)?;
+    snapshot.refuse_writers(engine)?;
+    call.enter(Stage::Flush);
+    let flush = write_back(engine, &claim, disk, policy, deadline)?;
+    snapshot.recheck_if_old(engine, deadline)?;
+    Ok(Claimed {
+        claim,
+        flush,
+        not_looked_at: snapshot.not_looked_at(),
+    })
+}
+
+/// Writes the disk back under its claim.
+///
+/// # Errors
+/// `Io` if a write failed, and then its pages are lost: a second flush would succeed and
+/// prove nothing. [`Flush::PagesWritten`] is no error. With [`FlushPolicy::Abandon`],
+/// neither a failed write nor a flush that takes half of the time is an error.
+pub(in crate::engine) fn write_back(
+    engine: &Engine,
+    claim: &Claim,
+    disk: &BlockDevice,
+    policy: FlushPolicy,
+    deadline: Deadline,
+) -> Result<Flush> {
+    let abandon = policy == FlushPolicy::Abandon;
+    let file = match claim {
+        Claim::Held(file) => Arc::clone(file),
+        Claim::Unreachable(why) => return Ok(Flush::Unreachable(why.clone())),
+        Claim::Stuck(why) => return Ok(Flush::Abandoned(why.clone())),
+    };
+    let limit = if abandon { deadline.half() } else { deadline };
+    let mark = FailedFlush::of(engine.roots(), disk)?;
+    let earlier = mark.read()?;
+    if let Some(earlier) = earlier.as_ref().filter(|_| !abandon) {
+        return Err(failed_flush::lost_data_error(disk, earlier));
+    }
+    let (roots, own) = (engine.roots().clone(), disk.clone());
+    let flushed = run_in_queue(
+        host_queue_of(engine, disk),
+        Stage::Flush,
+        &format!("{} to write back", disk.name()),
+        limit,
+        || disk.describe(),
+        move || flush(&roots, file, &own, &mark),
+    );
+    match (flushed, earlier) {
+        (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
+        (Ok(Flush::PagesWritten(why)), None) if abandon => Ok(Flush::Abandoned(why)),
+        (Ok(flush), None) => Ok(flush),
+        (Err(error), _) if abandon => Ok(Flush::Abandoned(error.to_string())),
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Writes back a path that was below its map, whose flush is done. A failed flush of the
+/// unit's cache loses nothing here and is not recorded. Pages that a process wrote to the
+/// path beside the map, and an earlier failed flush of the path itself, were not the
+/// map's, and count.
+///
+/// `open` is the disk's file from before the removal of the map, if there is one: the kernel
+/// reports each write to it that has failed since.
+///
+/// # Errors
+/// `Io` if there was such a failure, with [`FlushPolicy::Require`].
+pub(in crate::engine) fn write_back_below_map(
+    engine: &Engine,
+    claim: &Claim,
+    open: Option<Arc<File>>,
+    disk: &BlockDevice,
+    policy: FlushPolicy,
+    deadline: Deadline,
+) -> Result<Flush> {
+    let abandon = policy == FlushPolicy::Abandon;
+    match FailedFlush::read_of(engine.roots(), disk)? {
+        Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
+        Some(earlier) => return Err(failed_flush::lost_data_error(disk, &earlier)),
+        None => {}
+    }
+    let Claim::Held(claimed) = claim else {
+        return write_back(engine, claim, disk, policy, deadline);
+    };
+    let file = open.unwrap_or_else(|| Arc::clone(claimed));
+    let (own, roots) = (disk.clone(), engine.roots().clone());
+    let written = write_pages_and(engine, disk, file, deadline, move |file, dropped| {
+        dropped.and_then(|()| own.flush(&roots, file))
+    });
+    match written {
+        Ok(Ok(Ok(()))) => Ok(Flush::Done),
+        Ok(Ok(Err(error))) | Err(error) => Ok(Flush::ThroughMap(error.to_string())),
+        Ok(Err(error)) if abandon => Ok(Flush::Abandoned(error.to_string())),
+        Ok(Err(error)) => Err(error.at(Stage::Flush)),
+    }
+}
+
+/// Writes back the pages of a disk through a file of it, and records a failed write.
+///
+/// # Errors
+/// `Io` if a write failed; `TimedOut`; `Quarantined`.
+pub(in crate::engine) fn write_pages_of(
+    engine: &Engine,
+    disk: &BlockDevice,
+    file: Arc<File>,
+    deadline: Deadline,
+) -> Result<()> {
+    write_pages_and(engine, disk, file, deadline, |_, _| ())?
+}
+
+/// Drops and writes the pages of a disk, records a failed write, and then calls `next` with
+/// the result of the drop. The outer result is that of the call, the inner one that of the
+/// write.
+fn write_pages_and<T: Send + 'static>(
+    engine: &Engine,
+    disk: &BlockDevice,
+    file: Arc<File>,
+    deadline: Deadline,
+    next: impl FnOnce(&File, Result<()>) -> T + Send + 'static,
+) -> Result<Result<T>> {
+    let mark = FailedFlush::of(engine.roots(), disk)?;
+    let (own, roots) = (disk.clone(), engine.roots().clone());
+    let write = move |file: &File| {
+        let dropped = own.drop_pages(&roots, file);
+        match own.write_pages(&roots, file) {
+            Err(error) if error.kind() == ErrorKind::Io => {
+                mark.set(&error);
+                Err(error)
+            }
+            _ => Ok(next(file, dropped)),
+        }
+    };
+    run_in_queue(
+        host_queue_of(engine, disk),
+        Stage::Flush,
+        &format!("{} to write back", disk.name()),
+        deadline,
+        || disk.describe(),
+        move || Ok(worker::run_with_own_fd_table_and(file, write)),
+    )
+}
+
+/// Flushes, and records a failure, also one that comes after the caller has gone. If the
+/// process dies during the flush, the record says that the flush may have failed.
+///
+/// The kernel may hold the thread for as long as a link is dead. So the thread has none of
+/// the process's other files, and a killed process releases the locks on those.
+pub(in crate::engine) fn flush(
+    roots: &Roots,
+    file: Arc<File>,
+    disk: &BlockDevice,
+    mark: &FailedFlush,
+) -> Result<Flush> {
+    let is_marked = mark.begin()?;
+    let flushed =
+        worker::run_with_own_fd_table_and(file, |file| flush_pages_and_cache(roots, disk, file));
+    match &flushed {
+        // A process that may not drop the pages has lost nothing.
+        Err(error) if error.kind() != ErrorKind::NotPermitted => mark.set(error),
+        _ if is_marked => mark.clear(),
+        _ => {}
+    }
+    flushed
+}
+
+/// If all pages are written, a flush of the unit's cache that the path's ALUA access state
+/// refuses has lost nothing.
+fn flush_pages_and_cache(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
+    disk.drop_pages(roots, file)?;
+    let all_written = disk.write_pages(roots, file)?;
+    let Err(error) = disk.flush(roots, file) else {
+        return Ok(Flush::Done);
+    };
+    let has_states = match ScsiDevice::of_disk(disk) {
+        Ok(Some(device)) => device.has_port_groups().unwrap_or(false),
+        _ => false,
+    };
+    if !all_written || !has_states {
+        return Err(error);
+    }
+    match scsi::access_state_of_open(roots, file) {
+        Ok(Some(state)) if !state.serves_io() => Ok(Flush::PagesWritten(format!(
+            "its ALUA access state is {state}: {error}"
+        ))),
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;
