@@ -12,6 +12,7 @@ use super::roots::Roots;
 use super::sysfs;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq};
+pub(crate) use flush::OpenDisk;
 
 /// The unit in which the kernel counts sizes, whatever the device's block size
 /// (`include/linux/blk_types.h`, `SECTOR_SIZE`).

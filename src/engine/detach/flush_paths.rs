@@ -40,8 +40,7 @@ impl DetachRun<'_> {
             });
         }
         let (policy, limit) = (self.request.flush_policy, below_map_limit(deadline));
-        let open = self.open_file_of(&one.path.device);
-        write_back_below_map(self.engine, claim, open, disk, policy, limit)
+        write_back_below_map(self.engine, claim, disk, policy, limit)
     }
 
     /// Where a path's ALUA access state refused the flush of the unit's cache, flushes

@@ -1,113 +1,123 @@
 //! The paths of a map, which this process keeps open from before the removal of the map until
-//! their own flush.
+//! each has written its own pages back.
 //!
-//! The kernel reports a failed write to each file that was open at that time, and to the first
-//! one that is opened later (`lib/errseq.c`). So a file that is opened after the removal of the
-//! map does not see a failure that another process has seen, and a path that has died by then
-//! cannot be opened at all.
+//! The kernel reports a failed write to each file that was open at that time (`lib/errseq.c`). A
+//! file that is opened later does not see a failure that another process has seen. A path that
+//! has died by then cannot be opened at all.
 
-use std::fs::File;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::engine::detach::run::{ClaimedPath, DetachRun};
+use crate::engine::detach::run::{DetachRun, OpenPath};
 use crate::engine::unit::{KnownPath, PathIdentity};
-use crate::engine::usage::claim::{self, Claim, claim_disk, claim_replaced};
+use crate::engine::usage::claim::{FlushPolicy, open_with_partitions};
 use crate::engine::usage::write_back::write_pages_of;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::pool;
 use crate::scsi::ScsiDevice;
 
-/// How long a path may take to write back when all data has gone through its map already, so
-/// that the path has nothing of its own to write.
+/// How long the calls for the paths of a map may take. A path that hangs leaves the rest of the
+/// time to the others.
 const BELOW_MAP_LIMIT: Duration = Duration::from_secs(5);
 
-/// A path that was below the map.
-pub(in crate::engine) struct OpenPath {
-    device: ScsiDevice,
-    disk: BlockDevice,
-    file: Arc<File>,
-}
-
 impl DetachRun<'_> {
-    /// Opens the paths that are `below` the map, each once. A path that cannot be opened has
-    /// died before this detach.
+    /// Opens the paths that are `below` the map, with their partitions, unless they are open
+    /// already.
+    ///
+    /// # Errors
+    /// `NotPermitted`, `NotReady` or `Io` if a path that is there cannot be opened. A path that
+    /// has died, or that hangs, is no error.
     pub(super) fn open_paths_below(
         &mut self,
         paths: &[KnownPath],
         below: &[BlockDevice],
         deadline: Deadline,
-    ) {
+    ) -> Result<()> {
+        let (engine, limit) = (self.engine, below_map_limit(deadline));
+        // Nothing may be written to another unit. The map has its disk open too, so the close
+        // writes nothing.
+        let is_replaced = |device: &ScsiDevice| self.replaced.iter().any(|(it, _)| it == device);
+        self.open_paths.retain(|open| !is_replaced(&open.device));
+        let is_open = |device: &ScsiDevice| self.open_paths.iter().any(|it| it.device == *device);
+        let mut wanted = Vec::new();
         for path in paths {
-            let is_replaced = matches!(path.identity_now, PathIdentity::Replaced { .. });
             let disk = path.disk.as_ref().filter(|disk| below.contains(disk));
-            let Some(disk) = disk.filter(|_| !is_replaced) else {
-                continue;
-            };
-            if self.open_file_of(&path.device).is_some() {
-                continue;
+            let is_wanted = !is_replaced(&path.device) && !is_open(&path.device);
+            if let Some(disk) = disk.filter(|_| is_wanted) {
+                wanted.push((path, disk));
             }
-            match claim::open_shared(self.engine, disk, below_map_limit(deadline)) {
-                Ok(file) => self.open_paths.push(OpenPath {
+        }
+        let opened = pool::each(Stage::Claim, wanted, |(path, disk)| {
+            (path, disk, open_with_partitions(engine, disk, limit))
+        });
+        for one in opened {
+            let (path, disk, opened) = one?;
+            match opened {
+                Ok(files) => self.open_paths.push(OpenPath {
                     device: path.device.clone(),
                     disk: disk.clone(),
-                    file: Arc::new(file),
+                    files: Some(files),
                 }),
-                Err(error) => tracing::debug!(%error, "a path of the map cannot be opened"),
-            }
-        }
-    }
-
-    /// The file of a path that was opened before the removal of its map.
-    pub(super) fn open_file_of(&self, device: &ScsiDevice) -> Option<Arc<File>> {
-        let mut open = self.open_paths.iter();
-        let path = open.find(|path| path.device == *device)?;
-        Some(Arc::clone(&path.file))
-    }
-
-    /// Claims the disk of a path; `None` if it has none. A refusal is about the other users of
-    /// the disk, so this process has closed it by then.
-    pub(super) fn claim(
-        &mut self,
-        one: &mut ClaimedPath,
-        deadline: Deadline,
-    ) -> Result<Option<Claim>> {
-        let Some(disk) = &one.path.disk else {
-            return Ok(None);
-        };
-        let (engine, policy, watch) = (self.engine, self.request.flush_policy, &mut one.watch);
-        if let PathIdentity::Replaced { .. } = one.path.identity_now {
-            // Nothing may be written there.
-            self.open_paths
-                .retain(|open| open.device != one.path.device);
-            return claim_replaced(engine, disk, watch, deadline).map(Some);
-        }
-        if self.open_file_of(&one.path.device).is_some() {
-            match claim::try_claim_disk(engine, disk, deadline) {
-                Ok(claim) => return Ok(Some(claim)),
-                Err(error) if !matches!(error.kind(), ErrorKind::InUse | ErrorKind::Vanished) => {
-                    return Err(error);
+                Err(error) if error.kind() == ErrorKind::Vanished => {
+                    tracing::debug!(%error, "a path of the map has died");
+                    if let PathIdentity::Live(_) = path.identity_now {
+                        self.unwritten_paths.push(path.device.clone());
+                    }
                 }
-                Err(_refused) => self.write_back_and_close_paths(deadline),
+                Err(error) if hangs(&error) => {
+                    tracing::debug!(%error, "a path of the map hangs");
+                    self.timed_out = true;
+                    self.unwritten_paths.push(path.device.clone());
+                }
+                Err(error) => return Err(error),
             }
         }
-        claim_disk(engine, disk, policy, watch, deadline).map(Some)
+        Ok(())
     }
 
-    /// A failed write is recorded, and the flush of the path finds the record.
-    fn write_back_and_close_paths(&mut self, deadline: Deadline) {
-        for open in self.open_paths.drain(..) {
-            let limit = below_map_limit(deadline);
-            let written = write_pages_of(self.engine, &open.disk, open.file, limit);
-            if let Err(error) = written {
-                tracing::debug!(%error, "a path of the removed map is not written back");
+    /// Writes the pages of the paths themselves back, now that their map is gone, and closes
+    /// them. A failed write is recorded, and the flush of the path finds the record.
+    ///
+    /// # Errors
+    /// `Io` at stage `flush` if a write failed, unless the caller abandons unwritten data. A path
+    /// that hangs is no error: it does not count as written.
+    pub(super) fn write_back_open_paths(&mut self, deadline: Deadline) -> Result<()> {
+        let (engine, limit) = (self.engine, below_map_limit(deadline));
+        let open = std::mem::take(&mut self.open_paths);
+        let written = pool::each(Stage::Flush, open, |mut open| {
+            let files = open.files.take();
+            let written = files.map(|files| write_pages_of(engine, &open.disk, files, limit));
+            (open.device.clone(), written.unwrap_or(Ok(())))
+        });
+        let mut first = Ok(());
+        for one in written {
+            let (device, written) = one?;
+            let Err(error) = written else {
+                continue;
+            };
+            tracing::debug!(%error, "a path of the removed map is not written back");
+            self.timed_out |= hangs(&error);
+            self.unwritten_paths.push(device);
+            let is_lost = error.kind() == ErrorKind::Io;
+            if is_lost && self.request.flush_policy == FlushPolicy::Require && first.is_ok() {
+                first = Err(error.at(Stage::Flush));
             }
         }
+        first
     }
 }
 
-/// The limit of a call for a path below the map: the dead ones leave most of the time.
+/// The limit of the calls for the paths of a map.
 pub(super) fn below_map_limit(deadline: Deadline) -> Deadline {
     deadline.at_most(BELOW_MAP_LIMIT.min(deadline.remaining() / 4))
+}
+
+fn hangs(error: &Error) -> bool {
+    let kinds = [
+        ErrorKind::TimedOut,
+        ErrorKind::Cancelled,
+        ErrorKind::Quarantined,
+    ];
+    kinds.contains(&error.kind())
 }

@@ -98,9 +98,10 @@ impl PathReceipt {
 pub enum Flush {
     /// `fsync` and `BLKFLSBUF` both succeeded, under an exclusive claim.
     Done,
-    /// The device no longer served opens and no process had it open, so nothing was left
-    /// to write; the text is the kernel's refusal. A path that had died before the detach may
-    /// have lost pages that a process wrote to the path itself, beside its map.
+    /// The device no longer served opens, and no process had it open. The kernel has written
+    /// its pages, or lost them: only what went through a flushed map is safe. A process that
+    /// wrote to a path itself, beside its map, may have lost that. The text is the kernel's
+    /// refusal.
     Unreachable(String),
     /// The path did not write back and had nothing of its own to write: all data went
     /// through the multipath map, which was flushed before. The text is the path's

@@ -11,7 +11,7 @@ use crate::engine::detach::remove_device::{delete_disk, delete_diskless};
 use crate::engine::detach::remove_map::{refuse_users_of_map, remove_map};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::engine::unit::{KnownPath, PathIdentity, paths_of};
-use crate::engine::usage::claim::FlushPolicy;
+use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, claim_replaced};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot, refuse_users_of_diskless};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -46,9 +46,10 @@ impl DetachRun<'_> {
             self.refuse_other_units_below(&map, &paths, &below, deadline)?;
             self.refuse_failed_flush_below(&paths, &below)?;
             let replaced = flush_if_replaced_below(&paths, &below);
-            self.open_paths_below(&paths, &below, deadline);
             call.enter(Stage::Claim);
-            self.check_and_remove_map(&map, (replaced, &below), call)?;
+            self.check_and_remove_map(&map, replaced, (&paths, &below), call)?;
+            call.enter(Stage::Flush);
+            self.write_back_open_paths(deadline)?;
             self.mark_in_map(&paths, &below);
         }
         call.enter(Stage::Claim);
@@ -133,7 +134,8 @@ impl DetachRun<'_> {
     fn check_and_remove_map(
         &mut self,
         map: &Map,
-        (replaced, below): (Option<Flush>, &[BlockDevice]),
+        replaced: Option<Flush>,
+        (paths, below): (&[KnownPath], &[BlockDevice]),
         call: &mut CallContext,
     ) -> Result<()> {
         let mut receipt = MapReceipt {
@@ -148,6 +150,7 @@ impl DetachRun<'_> {
         let checked = refuse_users_of_map(self.engine, map, below, policy, call.deadline);
         let done = checked.and_then(|not_looked_at| {
             NotLookedAt::merge(&mut self.receipt.not_looked_at, &not_looked_at);
+            self.open_paths_below(paths, below, call.deadline)?;
             remove_map(
                 self.engine,
                 map,
@@ -191,26 +194,39 @@ impl DetachRun<'_> {
     }
 
     /// Records in the receipt which of the paths were `below` the removed map, if its
-    /// flush was done. A path beside the map may hold data that the map never had.
+    /// flush was done and that have no pages of their own. A path beside the map may hold data
+    /// that the map never had.
     fn mark_in_map(&mut self, paths: &[KnownPath], below: &[BlockDevice]) {
         let map = self.receipt.map.as_ref();
         if !map.is_some_and(|map| map.flush == Some(Flush::Done) && map.gone) {
             return;
         }
         for path in paths {
-            let is_below = path.disk.as_ref().is_some_and(|disk| below.contains(disk));
+            let is_below = path.disk.as_ref().is_some_and(|disk| below.contains(disk))
+                && !self.unwritten_paths.contains(&path.device);
             if let Some(entry) = self.entry(&path.device).filter(|_| is_below) {
                 entry.in_map = true;
             }
         }
     }
 
+    fn claim(&self, one: &mut ClaimedPath, deadline: Deadline) -> Result<Option<Claim>> {
+        let Some(disk) = &one.path.disk else {
+            return Ok(None);
+        };
+        let policy = self.request.flush_policy;
+        let watch = &mut one.watch;
+        match &one.path.identity_now {
+            PathIdentity::Replaced { .. } => claim_replaced(self.engine, disk, watch, deadline),
+            _ => claim_disk(self.engine, disk, policy, watch, deadline),
+        }
+        .map(Some)
+    }
+
     /// Deletes all devices at once, each on a thread of its own, so that a slow host does
     /// not hold up the others.
     fn delete_all(&mut self, claimed: Vec<ClaimedPath>, deadline: Deadline) -> Result<()> {
         let engine = self.engine;
-        // The claims keep the disks open.
-        self.open_paths.clear();
         let devices: Vec<_> = claimed.iter().map(|one| one.path.device.clone()).collect();
         let ended = pool::each(Stage::Delete, claimed, |one| delete(engine, one, deadline));
         let mut first = Ok(());

@@ -1,12 +1,13 @@
 //! The state of a SCSI detach.
 
 use crate::engine::detach::DetachRequest;
-use crate::engine::detach::open_paths::OpenPath;
 use crate::engine::detach::receipt::{PathReceipt, Receipt};
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
 use crate::engine::{Engine, first_names};
-use crate::error::Result;
+use crate::error::{Result, Stage};
+use crate::kernel::blockdev::{BlockDevice, OpenDisk};
+use crate::kernel::worker;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::Watch;
@@ -25,8 +26,10 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) receipt: Receipt,
     /// The devices of the receipt's paths, in their order.
     pub(in crate::engine) devices: Vec<ScsiDevice>,
-    /// The paths that were below the map, until their flush.
+    /// The paths below the map, until they have written their own pages back.
     pub(in crate::engine) open_paths: Vec<OpenPath>,
+    /// The paths below the map that may have lost pages of their own.
+    pub(in crate::engine) unwritten_paths: Vec<ScsiDevice>,
     /// The paths that were read before the first pass.
     pub(in crate::engine) first_paths: Vec<KnownPath>,
     /// A path did not answer a request of this detach in time. That request releases the
@@ -45,6 +48,27 @@ pub(super) struct ClaimedPath {
     pub(in crate::engine) claim: Option<Claim>,
     /// All data of this path went through its map, which was flushed.
     pub(super) in_map: bool,
+}
+
+/// A path below the map, with its partitions.
+pub(in crate::engine) struct OpenPath {
+    pub(super) device: ScsiDevice,
+    pub(super) disk: BlockDevice,
+    pub(super) files: Option<OpenDisk>,
+}
+
+impl Drop for OpenPath {
+    /// The last close writes dirty pages back, which may hang. So a thread of its own closes the
+    /// files.
+    fn drop(&mut self) {
+        if let Some(files) = self.files.take() {
+            let close = move || {
+                drop(files);
+                Ok(())
+            };
+            let _closes_by_itself = worker::start(Stage::Flush, close);
+        }
+    }
 }
 
 impl DetachRun<'_> {

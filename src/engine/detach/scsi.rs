@@ -79,6 +79,7 @@ fn detach_present(
         unit,
         devices: Vec::new(),
         open_paths: Vec::new(),
+        unwritten_paths: Vec::new(),
         first_paths: Vec::new(),
         timed_out: false,
         holder_vanished: false,
@@ -247,7 +248,8 @@ fn retry_until_gone(run: &mut DetachRun<'_>, call: &mut CallContext) -> Result<(
                     let stage = error.stage().unwrap_or(Stage::Resolve);
                     let what = "transient users to release the device";
                     let timed_out = Error::timed_out(stage, deadline, what);
-                    return Err(timed_out.with_last_seen(error.to_string()));
+                    let timed_out = timed_out.with_last_seen(error.to_string());
+                    return Err(timed_out.with_holders(error.holders()));
                 }
             }
             Err(error) => return Err(error),

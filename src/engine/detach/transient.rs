@@ -35,8 +35,8 @@ impl DetachRun<'_> {
     }
 
     /// Whether the unit's disks are held only by its map, even one that is being removed,
-    /// or by a process that probes disks; `None` where no holder is visible. A process that
-    /// probes a disk has not claimed it, and so holds only one that `is_dead`.
+    /// or by a process that probes disks; `None` where no holder is visible. multipathd opens a
+    /// disk without a claim, so it is the holder only of a disk that `is_dead`.
     fn only_transient_users(&self, is_dead: bool, deadline: Deadline) -> Option<bool> {
         let roots = self.engine.roots();
         let look = || {
@@ -58,8 +58,9 @@ impl DetachRun<'_> {
             let disks = paths.iter().filter_map(|path| path.disk.as_ref());
             let disks: Vec<&BlockDevice> = disks.collect();
             let all = users_of_each(self.engine, &disks, Extent::All, deadline)?;
+            // The paths of a map whose removal failed are still open.
             let removal = Removal::Map {
-                beside_own_flush: false,
+                beside_own_flush: !self.open_paths.is_empty(),
             };
             let mut is_held = false;
             for users in all {

@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::engine::usage::{self, Extent, Removal, users_of};
 use crate::error::{ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex};
-use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::blockdev::{BlockDevice, OpenDisk};
 use crate::kernel::{OpenMode, Roots, worker};
 use crate::scsi::{CallScheduler, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
@@ -140,31 +140,18 @@ pub(super) fn run_in_queue<T: Send + 'static>(
     }
 }
 
-/// Claims the disk exclusively at the first try.
+/// Opens the disk and its partitions beside their other users.
 ///
 /// # Errors
-/// `InUse` if another process has claimed it; `Vanished` if it cannot be opened; `TimedOut`;
-/// `Quarantined`.
-pub(in crate::engine) fn try_claim_disk(
+/// `Vanished` if the disk cannot be opened any more; `TimedOut`; `Quarantined`; `NotPermitted`.
+pub(in crate::engine) fn open_with_partitions(
     engine: &Engine,
     disk: &BlockDevice,
     deadline: Deadline,
-) -> Result<Claim> {
-    let claimed = try_claim(host_queue_of(engine, disk), disk, engine.roots(), deadline)?;
-    Ok(Claim::Held(Arc::new(claimed)))
-}
-
-/// Opens the disk beside its other users.
-///
-/// # Errors
-/// Those of [`try_claim_disk`].
-pub(in crate::engine) fn open_shared(
-    engine: &Engine,
-    disk: &BlockDevice,
-    deadline: Deadline,
-) -> Result<File> {
-    let queue = host_queue_of(engine, disk);
-    open_in_queue(queue, disk, engine.roots(), OpenMode::Shared, deadline)
+) -> Result<OpenDisk> {
+    let (own, roots) = (disk.clone(), engine.roots().clone());
+    let open = move || OpenDisk::open(&roots, &own);
+    open_in_queue(host_queue_of(engine, disk), disk, deadline, open)
 }
 
 fn try_claim(
@@ -173,27 +160,21 @@ fn try_claim(
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<File> {
+    let (own, roots) = (disk.clone(), roots.clone());
     crash_point!(ClaimToTake);
-    let claimed = open_in_queue(queue, disk, roots, OpenMode::Exclusive, deadline)?;
+    let open = move || own.open(&roots, OpenMode::Exclusive);
+    let claimed = open_in_queue(queue, disk, deadline, open)?;
     crash_point!(ClaimTaken);
     Ok(claimed)
 }
 
-fn open_in_queue(
+fn open_in_queue<T: Send + 'static>(
     queue: HostQueue<'_>,
     disk: &BlockDevice,
-    roots: &Roots,
-    mode: OpenMode,
     deadline: Deadline,
-) -> Result<File> {
+    open: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let what = format!("the kernel to open {}", disk.name());
-    let (disk, roots) = (disk.clone(), roots.clone());
-    run_in_queue(
-        queue,
-        Stage::Claim,
-        &what,
-        deadline,
-        || "not returned".to_owned(),
-        move || disk.open(&roots, mode),
-    )
+    let last_seen = || "not returned".to_owned();
+    run_in_queue(queue, Stage::Claim, &what, deadline, last_seen, open)
 }

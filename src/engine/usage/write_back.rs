@@ -1,4 +1,4 @@
-//! The flush of a disk under its claim.
+//! The write-back of a disk.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, host_queue_of,
 use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot};
 use crate::error::{ErrorKind, Result, Stage};
-use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::blockdev::{BlockDevice, OpenDisk};
 use crate::kernel::{Roots, worker};
 use crate::scsi::{self, ScsiDevice};
 use crate::uevent::Watch;
@@ -95,39 +95,49 @@ pub(in crate::engine) fn write_back(
     }
 }
 
-/// Writes back a path that was below its map, whose flush is done. A failed flush of the
-/// unit's cache loses nothing here and is not recorded. Pages that a process wrote to the
-/// path beside the map, and an earlier failed flush of the path itself, were not the
-/// map's, and count.
-///
-/// `open` is the disk's file from before the removal of the map, if there is one: the kernel
-/// reports each write to it that has failed since.
+/// Writes back a path that was below its map. The flush of the map is done, and so is that of
+/// the path's own pages. A failed flush of the unit's cache loses nothing here and is not
+/// recorded. An earlier failed write to the path itself was not the map's, and counts.
 ///
 /// # Errors
 /// `Io` if there was such a failure, with [`FlushPolicy::Require`].
 pub(in crate::engine) fn write_back_below_map(
     engine: &Engine,
     claim: &Claim,
-    open: Option<Arc<File>>,
     disk: &BlockDevice,
     policy: FlushPolicy,
     deadline: Deadline,
 ) -> Result<Flush> {
     let abandon = policy == FlushPolicy::Abandon;
+    let mark = FailedFlush::of(engine.roots(), disk)?;
     match FailedFlush::read_of(engine.roots(), disk)? {
         Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
         Some(earlier) => return Err(failed_flush::lost_data_error(disk, &earlier)),
         None => {}
     }
-    let Claim::Held(claimed) = claim else {
+    let Claim::Held(file) = claim else {
         return write_back(engine, claim, disk, policy, deadline);
     };
-    let file = open.unwrap_or_else(|| Arc::clone(claimed));
-    let (own, roots) = (disk.clone(), engine.roots().clone());
-    let written = write_pages_and(engine, disk, file, deadline, move |file, dropped| {
-        dropped.and_then(|()| own.flush(&roots, file))
-    });
-    match written {
+    let (file, own, roots) = (Arc::clone(file), disk.clone(), engine.roots().clone());
+    let written = move |file: &File| {
+        let dropped = own.drop_pages(&roots, file);
+        match own.write_pages(&roots, file) {
+            Err(error) if error.kind() == ErrorKind::Io => {
+                mark.set(&error);
+                Err(error)
+            }
+            _ => Ok(dropped.and_then(|()| own.flush(&roots, file))),
+        }
+    };
+    let flushed = run_in_queue(
+        host_queue_of(engine, disk),
+        Stage::Flush,
+        &format!("{} to write back", disk.name()),
+        deadline,
+        || disk.describe(),
+        move || worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
+    );
+    match flushed {
         Ok(Ok(Ok(()))) => Ok(Flush::Done),
         Ok(Ok(Err(error))) | Err(error) => Ok(Flush::ThroughMap(error.to_string())),
         Ok(Err(error)) if abandon => Ok(Flush::Abandoned(error.to_string())),
@@ -135,48 +145,39 @@ pub(in crate::engine) fn write_back_below_map(
     }
 }
 
-/// Writes back the pages of a disk through a file of it, and records a failed write.
+/// Writes the pages of an open disk and of its partitions back, records a failed write, and
+/// closes them.
 ///
 /// # Errors
-/// `Io` if a write failed; `TimedOut`; `Quarantined`.
+/// `Io` if a write failed; `TimedOut`, and then the write and the close go on; `Quarantined`.
 pub(in crate::engine) fn write_pages_of(
     engine: &Engine,
     disk: &BlockDevice,
-    file: Arc<File>,
+    files: OpenDisk,
     deadline: Deadline,
 ) -> Result<()> {
-    write_pages_and(engine, disk, file, deadline, |_, _| ())?
-}
-
-/// Drops and writes the pages of a disk, records a failed write, and then calls `next` with
-/// the result of the drop. The outer result is that of the call, the inner one that of the
-/// write.
-fn write_pages_and<T: Send + 'static>(
-    engine: &Engine,
-    disk: &BlockDevice,
-    file: Arc<File>,
-    deadline: Deadline,
-    next: impl FnOnce(&File, Result<()>) -> T + Send + 'static,
-) -> Result<Result<T>> {
-    let mark = FailedFlush::of(engine.roots(), disk)?;
-    let (own, roots) = (disk.clone(), engine.roots().clone());
-    let write = move |file: &File| {
-        let dropped = own.drop_pages(&roots, file);
-        match own.write_pages(&roots, file) {
-            Err(error) if error.kind() == ErrorKind::Io => {
-                mark.set(&error);
-                Err(error)
-            }
-            _ => Ok(next(file, dropped)),
+    let (mark, roots) = (
+        FailedFlush::of(engine.roots(), disk)?,
+        engine.roots().clone(),
+    );
+    let write = move || {
+        let written = files.write_pages(&roots);
+        if let Err(error) = &written
+            && error.kind() == ErrorKind::Io
+        {
+            mark.set(error);
         }
+        written
     };
+    let what = format!("{} to write back", disk.name());
+    let queue = host_queue_of(engine, disk);
     run_in_queue(
-        host_queue_of(engine, disk),
+        queue,
         Stage::Flush,
-        &format!("{} to write back", disk.name()),
+        &what,
         deadline,
         || disk.describe(),
-        move || Ok(worker::run_with_own_fd_table_and(file, write)),
+        write,
     )
 }
 

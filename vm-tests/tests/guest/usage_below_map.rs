@@ -4,8 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lunbd::engine::{DetachFailure, Detachment, Flush, StageObserver};
@@ -14,7 +14,7 @@ use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, Engine, ErrorK
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::direct::stored;
 use vm_tests::guest::queueing_map::QueueingMap;
-use vm_tests::guest::{self, ScsiDebug, udevd};
+use vm_tests::guest::{self, ScsiDebug, partitioned, udevd};
 
 const WRITE_PROTECT: &str = "/sys/module/scsi_debug/parameters/wp";
 /// A place of the disk that no table of partitions uses.
@@ -24,8 +24,9 @@ fn writer(node: &Path) -> File {
     OpenOptions::new().write(true).open(node).unwrap()
 }
 
+/// Attaches both paths of a unit, and returns their nodes.
 fn attached_paths(engine: &Engine) -> (ScsiDebug, Vec<PathBuf>) {
-    let (target, sources) = ScsiDebug::two_paths();
+    let (target, sources) = ScsiDebug::two_paths_of(16);
     let sources = sources.iter().map(|source| source.parse().unwrap());
     let disks = sources
         .map(|source: Source| {
@@ -166,6 +167,34 @@ fn what_was_written_beside_its_map_to_a_path_that_is_dead_is_not_safe_to_unmap()
         }
     }));
     require_lost(detached);
+}
+
+#[test]
+fn what_was_written_to_a_partition_of_a_path_that_is_dead_is_not_safe_to_unmap() {
+    let engine = engine();
+    let (target, disks) = attached_paths(&engine);
+    partitioned::write_to(&disks[0]);
+    udevd::settle();
+    let name = disks[0].file_name().unwrap().to_str().unwrap();
+    let partition = PathBuf::from(format!("{}1", disks[0].display()));
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    // No close writes it back while this file is open.
+    let reader = Mutex::new(Some(File::open(&partition).unwrap()));
+    let mut writes = writer(&partition);
+    writes.seek(SeekFrom::Start(WITHIN as u64)).unwrap();
+    writes.write_all(&vec![0xa5; 64 << 10]).unwrap();
+    drop((writes, held));
+    let state = format!("/sys/block/{name}/device/state");
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::RemoveMap {
+            fs::write(&state, "offline\n").unwrap();
+            drop(reader.lock().unwrap().take());
+        }
+    });
+    let request = DetachRequest::new(DetachTarget::Device(map.node()));
+    require_lost(engine.detach(request.observe(observer), soon()));
+    drop((map, target));
 }
 
 #[test]

@@ -110,7 +110,6 @@ fn what_a_partition_cannot_write_back_ends_the_detach() {
     assert!(!engine.detach(abandon, soon()).unwrap().safe_to_unmap);
 }
 
-/// Attaches both paths of a unit, and returns their nodes.
 #[test]
 fn a_silent_file_server_delays_no_detach() {
     let (engine, target) = (Arc::new(engine()), ScsiDebug::with_luns(2));

@@ -34,6 +34,7 @@ pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest)
         },
         devices: Vec::new(),
         open_paths: Vec::new(),
+        unwritten_paths: Vec::new(),
         first_paths: Vec::new(),
         timed_out: false,
         holder_vanished: false,

@@ -64,17 +64,6 @@ impl DeviceAccess for Failing {
     }
 }
 
-/// As [`write_back_below_map`], through the file of the claim.
-fn below_map(
-    engine: &Engine,
-    claim: &Claim,
-    disk: &BlockDevice,
-    policy: FlushPolicy,
-    deadline: Deadline,
-) -> Result<Flush> {
-    write_back_below_map(engine, claim, None, disk, policy, deadline)
-}
-
 type WriteBack = fn(&Engine, &Claim, &BlockDevice, FlushPolicy, Deadline) -> Result<Flush>;
 
 /// A machine with one disk that this process has claimed.
@@ -116,7 +105,7 @@ impl ClaimedDisk {
     /// No later flush proves anything, and a caller that abandons the data goes on.
     #[track_caller]
     fn has_lost_data(&self) {
-        for write_back in [write_back, below_map] {
+        for write_back in [write_back, write_back_below_map] {
             let error = self.flush(write_back, SOUND, FlushPolicy::Require);
             let error = error.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Io, "{error}");
@@ -136,14 +125,14 @@ fn a_path_below_a_map_that_lost_a_write_is_never_flushed_again_and_can_be_abando
         ..SOUND
     };
     let disk = ClaimedDisk::new();
-    let error = disk.flush(below_map, broken, FlushPolicy::Require);
+    let error = disk.flush(write_back_below_map, broken, FlushPolicy::Require);
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io, "{error}");
     assert_eq!(error.stage(), Some(Stage::Flush), "{error}");
     disk.has_lost_data();
 
     let disk = ClaimedDisk::new();
-    let flush = disk.flush(below_map, broken, FlushPolicy::Abandon);
+    let flush = disk.flush(write_back_below_map, broken, FlushPolicy::Abandon);
     let flush = flush.unwrap();
     assert!(matches!(flush, Flush::Abandoned(_)), "{flush:?}");
     disk.has_lost_data();
@@ -169,9 +158,9 @@ fn a_path_below_a_map_that_cannot_flush_its_cache_has_lost_nothing() {
     ] {
         for policy in [FlushPolicy::Require, FlushPolicy::Abandon] {
             let disk = ClaimedDisk::new();
-            let flush = disk.flush(below_map, refused, policy).unwrap();
+            let flush = disk.flush(write_back_below_map, refused, policy).unwrap();
             assert!(matches!(flush, Flush::ThroughMap(_)), "{flush:?}");
-            disk.flushes(below_map);
+            disk.flushes(write_back_below_map);
             disk.flushes(write_back);
         }
     }
