@@ -33,6 +33,10 @@ pub mod loopback;
 pub mod md;
 pub mod multipathd;
 pub mod named_reader;
+#[cfg(feature = "guest")]
+pub mod nbd_agent;
+#[cfg(feature = "guest")]
+pub mod nbd_device;
 pub mod nbd_server;
 pub mod nvmet;
 pub mod own_processes;

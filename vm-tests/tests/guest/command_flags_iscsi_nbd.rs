@@ -42,10 +42,7 @@ fn connections_to(port: u16) -> usize {
 
 #[test]
 fn index_backend_and_connections_say_which_device_is_connected_under_which_id_and_how_often() {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
-    let _module = NbdModule::load(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(8 * MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let At::Tcp(address) = server.at() else {

@@ -3,7 +3,7 @@
 //! and nothing is left behind. No daemon runs. A run kills at the steps of its part: see
 //! `guest::rotation`.
 //!
-//! The engine's `src/crash.rs` lists the steps. `own_boot_crash_mpath_nbd` kills at the steps
+//! The engine's `src/crash.rs` lists the steps. `own_boot_crash_mpath` kills at the steps
 //! that such a volume shares with every other volume.
 
 use std::fs;

@@ -3,73 +3,22 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::num::NonZeroU16;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::process::Command;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use lunbd::engine::{Flush, NbdOptions, Unit, UnitKind};
-use lunbd::error::Stage;
-use lunbd::id::{BackendId, NbdIndex};
 use lunbd::uevent::Settled;
-use lunbd::{
-    AttachRequest, Attachment, Deadline, DetachRequest, DetachTarget, Engine, ErrorKind, Source,
-};
+use lunbd::{AttachRequest, Attachment, DetachTarget, ErrorKind};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_agent::{
+    assert_free, attach, attribute, connected, detach, random, source,
+};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const MIB: u64 = 1 << 20;
 /// The limit of a wait, also on a machine that is several times slower.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// Loads the driver, if it keeps backend ids.
-fn module(devices: u32) -> NbdModule {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
-    NbdModule::load(devices)
-}
-
-fn attach(engine: &Engine, uri: &str) -> Attachment {
-    let request = AttachRequest::new(source(uri));
-    engine.attach(&request, soon()).expect("an attach")
-}
-
-fn source(uri: &str) -> Source {
-    uri.parse().expect("a source")
-}
-
-fn detach(engine: &Engine, uri: &str) {
-    let detachment = engine.detach(source(uri), soon()).expect("a detach");
-    assert!(detachment.changed);
-}
-
-fn sysfs(attachment: &Attachment, attribute: &str) -> String {
-    let name = attachment.node.file_name().unwrap().to_str().unwrap();
-    let text = fs::read_to_string(format!("/sys/block/{name}/{attribute}"));
-    text.unwrap_or_default().trim().to_owned()
-}
-
-fn assert_free(attachment: &Attachment) {
-    assert_eq!(sysfs(attachment, "pid"), "");
-    assert_eq!(sysfs(attachment, "size"), "0");
-}
-
-fn configured() -> Vec<String> {
-    let mut names = guest::entries("/sys/block");
-    names.retain(|name| Path::new(&format!("/sys/block/{name}/pid")).exists());
-    names.sort();
-    names
-}
-
-fn random(length: usize) -> Vec<u8> {
-    let mut data = vec![0; length];
-    let mut source = File::open("/dev/urandom").unwrap();
-    source.read_exact(&mut data).unwrap();
-    data
-}
 
 /// Attaches an export of this server, reads it back, writes data and detaches it.
 fn comes_and_goes(server: &NbdServer) {
@@ -92,8 +41,8 @@ fn comes_and_goes(server: &NbdServer) {
     assert_eq!(*connections, 1);
     let canonical = source(&uri).to_string();
     assert_eq!(backend.as_ref().unwrap().as_str(), canonical);
-    assert_eq!(sysfs(&attachment, "backend"), canonical);
-    assert!(!sysfs(&attachment, "pid").is_empty());
+    assert_eq!(attribute(&attachment, "backend"), canonical);
+    assert!(!attribute(&attachment, "pid").is_empty());
     for link in &attachment.links {
         assert_eq!(fs::canonicalize(link).unwrap(), attachment.node);
     }
@@ -137,19 +86,19 @@ fn an_export_is_attached_by_source_and_detached_by_node_on_every_kernel() {
 
 #[test]
 fn an_export_of_nbdkit_comes_and_goes_over_tcp() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     comes_and_goes(&NbdServer::nbdkit(At::tcp(), &["memory", "64M"]));
 }
 
 #[test]
 fn an_export_of_nbdkit_comes_and_goes_over_a_unix_socket() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     comes_and_goes(&NbdServer::nbdkit(At::unix(), &["memory", "64M"]));
 }
 
 #[test]
 fn an_export_of_qemu_nbd_comes_and_goes() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     let store = Store::sparse(64 * MIB);
     for at in [At::tcp(), At::unix()] {
         comes_and_goes(&NbdServer::qemu_nbd(at, "disk", store.path(), &[]));
@@ -158,135 +107,18 @@ fn an_export_of_qemu_nbd_comes_and_goes() {
 
 #[test]
 fn an_export_of_nbd_server_comes_and_goes() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     let store = Store::sparse(64 * MIB);
     comes_and_goes(&NbdServer::of_nbd_server("disk", store.path(), &[]));
 }
 
 #[test]
-fn a_repeated_attach_returns_the_attached_device_unchanged_only_under_its_id() {
-    let _module = module(4);
-    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
-    let (engine, uri) = (engine(), server.uri(""));
-    let first = attach(&engine, &uri);
-    let again = attach(&engine, &uri);
-    assert!(!again.changed);
-    assert_eq!(again.nbd_index(), first.nbd_index());
-    assert_eq!(configured().len(), 1);
-
-    // The same index with another id belongs to another device.
-    let index = first.nbd_index().unwrap();
-    let other = NbdOptions::default()
-        .index(index)
-        .backend("another".parse().unwrap());
-    let request = AttachRequest::new(source(&uri)).nbd(other);
-    let error = engine.attach(&request, soon()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InUse);
-    assert!(error.to_string().contains("connected already"), "{error}");
-
-    // The same id at another index is not attached a second time.
-    let elsewhere = NbdOptions::default().index(NbdIndex::new(index.get() + 1).unwrap());
-    let request = AttachRequest::new(source(&uri)).nbd(elsewhere);
-    let error = engine.attach(&request, soon()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InUse);
-    assert_eq!(configured().len(), 1);
-    detach(&engine, &uri);
-}
-
-#[test]
-fn two_processes_that_attach_one_source_get_one_device() {
-    let _module = module(8);
-    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
-    let uri = server.uri("");
-    guest::enter();
-    let start = || {
-        Command::new("lunbd")
-            .args(["attach", &uri, "--json"])
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap()
-    };
-    let both = [start(), start()].map(|child| child.wait_with_output().unwrap());
-    let answers: Vec<serde_json::Value> = both
-        .iter()
-        .map(|output| serde_json::from_slice(&output.stdout).unwrap())
-        .collect();
-    assert_eq!(answers[0]["node"], answers[1]["node"]);
-    assert_ne!(answers[0]["changed"], answers[1]["changed"]);
-    assert_eq!(configured().len(), 1);
-    detach(&engine(), &uri);
-}
-
-#[test]
-fn an_index_that_is_asked_for_is_taken_or_made() {
-    let _module = module(2);
-    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
-    let (engine, uri) = (engine(), server.uri(""));
-    for index in [1, 40] {
-        let options = NbdOptions::default().index(NbdIndex::new(index).unwrap());
-        let request = AttachRequest::new(source(&uri)).nbd(options);
-        let attachment = engine.attach(&request, soon()).unwrap();
-        assert_eq!(attachment.node, Path::new(&format!("/dev/nbd{index}")));
-        detach(&engine, &uri);
-        assert_free(&attachment);
-    }
-}
-
-#[test]
-fn with_every_device_taken_one_more_is_made() {
-    let _module = module(1);
-    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
-    let engine = engine();
-    let uris: Vec<String> = (0..3).map(|n| server.uri(&format!("e{n}"))).collect();
-    let mut names: Vec<String> = uris
-        .iter()
-        .map(|uri| attach(&engine, uri).nbd_index().unwrap().name())
-        .collect();
-    names.sort();
-    names.dedup();
-    assert_eq!(names.len(), 3);
-    // The devices are not always 0 to 2: udev's probe may have a new one open, and then the
-    // kernel makes the next one.
-    assert!(names.contains(&"nbd0".to_owned()), "{names:?}");
-    assert_eq!(configured(), names);
-    for uri in &uris {
-        detach(&engine, uri);
-    }
-}
-
-#[test]
-fn sixteen_concurrent_attaches_get_one_device_each_although_only_one_existed() {
-    let _module = module(1);
-    let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
-    let engine = engine();
-    let uris: Vec<String> = (0..16).map(|n| server.uri(&format!("e{n}"))).collect();
-    let mut nodes: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = uris
-            .iter()
-            .map(|uri| scope.spawn(|| attach(&engine, uri).node))
-            .collect();
-        let nodes = threads.into_iter().map(|thread| thread.join().unwrap());
-        nodes.collect()
-    });
-    nodes.sort();
-    nodes.dedup();
-    assert_eq!(nodes.len(), 16);
-    assert_eq!(configured().len(), 16);
-    thread::scope(|scope| {
-        for uri in &uris {
-            scope.spawn(|| detach(&engine, uri));
-        }
-    });
-    assert_eq!(configured(), [] as [&str; 0]);
-}
-
-#[test]
 fn a_read_only_export_is_read_only_and_refuses_writes() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     let engine = engine();
     let refuses_writes = |attachment: &Attachment| {
         assert!(attachment.read_only);
-        assert_eq!(sysfs(attachment, "ro"), "1");
+        assert_eq!(attribute(attachment, "ro"), "1");
         let opened = OpenOptions::new().write(true).open(&attachment.node);
         let written = opened.and_then(|mut disk| {
             disk.write_all(&[1; 4096])?;
@@ -308,7 +140,7 @@ fn a_read_only_export_is_read_only_and_refuses_writes() {
 
 #[test]
 fn every_size_is_the_right_size() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     let engine = engine();
     for (size, expected) in [
         ("512", 512),
@@ -327,7 +159,7 @@ fn every_size_is_the_right_size() {
 
 #[test]
 fn several_connections_carry_io_where_the_server_allows_them() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     let store = Store::sparse(64 * MIB);
     let server = NbdServer::qemu_nbd(At::unix(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
@@ -363,7 +195,7 @@ fn several_connections_carry_io_where_the_server_allows_them() {
 
 #[test]
 fn exports_that_are_slow_have_an_overlay_or_fail_reads_attach_and_detach() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     let store = Store::filled(8 << 20, 3);
     let file = format!("file={}", store.path().display());
     let engine = engine();
@@ -396,30 +228,8 @@ fn exports_that_are_slow_have_an_overlay_or_fail_reads_attach_and_detach() {
 }
 
 #[test]
-fn a_disk_that_udev_reads_is_disconnected_after_the_read() {
-    let _module = NbdModule::load(2);
-    let server = NbdServer::nbdkit(
-        At::tcp(),
-        &["--filter=delay", "memory", "8M", "rdelay=200ms"],
-    );
-    let engine = engine();
-    let attachment = attach(&engine, &server.uri(""));
-    // udevd's worker reads like this, under a shared lock.
-    let disk = File::open(&attachment.node).unwrap();
-    disk.lock_shared().unwrap();
-    let read = thread::spawn(move || {
-        let mut block = [0; 512];
-        (1..=10u64).try_for_each(|at| disk.read_exact_at(&mut block, at << 19))
-    });
-    let by_node = DetachTarget::Device(attachment.node.clone());
-    engine.detach(by_node, soon()).unwrap();
-    read.join().unwrap().unwrap();
-    assert_free(&attachment);
-}
-
-#[test]
 fn requests_are_no_longer_than_the_server_takes() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     let arguments = [
         "--filter=blocksize-policy",
         "memory",
@@ -432,7 +242,7 @@ fn requests_are_no_longer_than_the_server_takes() {
     let server = NbdServer::nbdkit(At::unix(), &arguments);
     let engine = engine();
     let attachment = attach(&engine, &server.uri(""));
-    assert_eq!(sysfs(&attachment, "queue/max_sectors_kb"), "64");
+    assert_eq!(attribute(&attachment, "queue/max_sectors_kb"), "64");
     let data = random(4 << 20);
     fs::write(&attachment.node, &data).unwrap();
     detach(&engine, &server.uri(""));
@@ -441,7 +251,7 @@ fn requests_are_no_longer_than_the_server_takes() {
     let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
     let next = attach(&engine, &server.uri(""));
     assert_eq!(next.node, attachment.node);
-    assert_eq!(sysfs(&next, "queue/max_sectors_kb"), "128");
+    assert_eq!(attribute(&next, "queue/max_sectors_kb"), "128");
     detach(&engine, &server.uri(""));
 
     // A limit of half a KiB would be written as 0, which newer kernels read as no limit.
@@ -460,128 +270,8 @@ fn requests_are_no_longer_than_the_server_takes() {
 }
 
 #[test]
-fn a_mounted_device_is_refused_and_a_detached_one_was_flushed() {
-    let _module = module(4);
-    let store = Store::sparse(64 * MIB);
-    let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
-    let (engine, uri) = (engine(), server.uri("disk"));
-    let node = attach(&engine, &uri).node;
-    guest::run(&["mkfs.ext4", "-q", "-F", node.to_str().unwrap()]);
-    fs::create_dir_all("/tmp/nbd").unwrap();
-    guest::run(&["mount", node.to_str().unwrap(), "/tmp/nbd"]);
-    let error = engine.detach(source(&uri), soon()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InUse);
-    assert_eq!(error.stage(), Some(Stage::Claim));
-    assert!(error.to_string().contains("mounted on /tmp/nbd"), "{error}");
-    fs::write("/tmp/nbd/file", "still here").unwrap();
-    guest::run(&["umount", "/tmp/nbd"]);
-    fs::remove_dir("/tmp/nbd").unwrap();
-    detach(&engine, &uri);
-    guest::run(&["e2fsck", "-fn", store.path().to_str().unwrap()]);
-}
-
-#[test]
-fn a_free_device_and_one_of_another_id_are_left_alone_unless_named() {
-    let _module = module(4);
-    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
-    let (engine, uri) = (engine(), server.uri(""));
-    let free = engine
-        .detach(DetachTarget::Device("/dev/nbd2".into()), soon())
-        .unwrap();
-    assert!(!free.changed);
-
-    let id: BackendId = "volume-17".parse().unwrap();
-    let options = NbdOptions::default().backend(id.clone());
-    let request = AttachRequest::new(source(&uri)).nbd(options);
-    let attachment = engine.attach(&request, soon()).unwrap();
-    assert_eq!(sysfs(&attachment, "backend"), "volume-17");
-    // The source alone does not find it, because it has another id.
-    assert!(!engine.detach(source(&uri), soon()).unwrap().changed);
-    assert_eq!(configured().len(), 1);
-    let by_id = DetachRequest::new(source(&uri)).backend(id.clone());
-    assert!(engine.detach(by_id, soon()).unwrap().changed);
-
-    // Its node names the device.
-    let options = NbdOptions::default().backend(id);
-    let request = AttachRequest::new(source(&uri)).nbd(options);
-    let attachment = engine.attach(&request, soon()).unwrap();
-    let by_node = DetachTarget::Device(attachment.node.clone());
-    assert!(engine.detach(by_node, soon()).unwrap().changed);
-    assert_free(&attachment);
-}
-
-#[test]
-fn a_device_that_somebody_reads_is_free_when_the_reader_has_closed_it() {
-    let _module = module(4);
-    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
-    let (engine, uri) = (engine(), server.uri(""));
-    let attachment = attach(&engine, &uri);
-    let reader = File::open(&attachment.node).unwrap();
-    // The claim proves that the device is not mounted; a reader only delays the end.
-    let error = engine
-        .detach(source(&uri), Deadline::after(Duration::from_secs(10)))
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert_eq!(error.stage(), Some(Stage::Confirm));
-    drop(reader);
-    guest::wait_until("the device to be free", LIMIT, || {
-        sysfs(&attachment, "pid").is_empty().then_some(())
-    });
-    assert!(!engine.detach(source(&uri), soon()).unwrap().changed);
-    assert_free(&attachment);
-}
-
-#[test]
-fn a_device_that_a_process_has_open_for_writing_is_refused_by_name_and_serves_on() {
-    let _module = module(4);
-    let store = Store::sparse(8 * MIB);
-    let server = NbdServer::qemu_nbd(At::unix(), "disk", store.path(), &[]);
-    let (engine, uri) = (engine(), server.uri("disk"));
-    let attachment = attach(&engine, &uri);
-    guest::udevd::settle();
-    let mut options = OpenOptions::new();
-    let mut writer = options.write(true).open(&attachment.node).unwrap();
-    let data = random(64 << 10);
-    writer.write_all(&data).unwrap();
-    let error = engine.detach(source(&uri), soon()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
-    assert_eq!(error.stage(), Some(Stage::Claim), "{error}");
-    let us = format!("open for writing in process {}", std::process::id());
-    assert!(error.to_string().contains(&us), "{error}");
-    writer.sync_all().unwrap();
-    drop(writer);
-    detach(&engine, &uri);
-    assert!(fs::read(store.path()).unwrap().starts_with(&data));
-}
-
-#[test]
-fn a_probe_that_has_the_node_open_is_waited_for() {
-    let _module = module(1);
-    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
-    let (engine, uri) = (engine(), server.uri(""));
-    let probe = File::open("/dev/nbd0").unwrap();
-    let options = NbdOptions::default().index(NbdIndex::new(0).unwrap());
-    let request = AttachRequest::new(source(&uri)).nbd(options);
-    let error = engine
-        .attach(&request, Deadline::after(Duration::from_secs(10)))
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InUse);
-    let opener = format!("{} (", std::process::id());
-    assert!(error.to_string().contains(&opener), "{error}");
-
-    let attachment = thread::scope(|scope| {
-        let waiting = scope.spawn(|| engine.attach(&request, soon()));
-        thread::sleep(Duration::from_millis(300));
-        drop(probe);
-        waiting.join().unwrap().unwrap()
-    });
-    assert_eq!(attachment.node, Path::new("/dev/nbd0"));
-    detach(&engine, &uri);
-}
-
-#[test]
 fn a_failed_dial_configures_no_device() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let engine = engine();
     let fds = || guest::entries("/proc/self/fd").len();
     let before = fds();
@@ -609,7 +299,7 @@ fn a_failed_dial_configures_no_device() {
         .attach(&AttachRequest::new(source(&server.uri("wrong"))), soon())
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
-    assert_eq!(configured(), [] as [&str; 0]);
+    assert_eq!(connected(), [] as [&str; 0]);
     guest::wait_until("no descriptor to be left", LIMIT, || {
         (fds() <= before).then_some(())
     });
@@ -640,7 +330,7 @@ fn a_module_that_is_not_loaded_is_named_or_loaded_by_the_kernel_itself() {
 
 #[test]
 fn the_list_shows_nbd_beside_scsi() {
-    let _module = module(4);
+    let _module = NbdModule::with_backend_ids(4);
     let target = guest::ScsiDebug::with_luns(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri("e"));

@@ -22,14 +22,6 @@ use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 const SIZE: u64 = 16 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Loads the driver, if it keeps backend ids.
-fn module() -> NbdModule {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
-    NbdModule::load(1)
-}
-
 /// Starts a server of a store, of one of two kinds.
 type Serve = fn(At, &Store) -> NbdServer;
 
@@ -163,13 +155,13 @@ fn impostors_are_refused(serve: Serve) {
 
 #[test]
 fn an_impostor_of_nbdkit_of_the_same_size_is_refused_and_not_written_to() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     impostors_are_refused(nbdkit);
 }
 
 #[test]
 fn an_impostor_of_qemu_nbd_of_the_same_size_is_refused_and_not_written_to() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     impostors_are_refused(qemu_nbd);
 }
 
@@ -220,19 +212,19 @@ fn formats_are_healed(serve: Serve) {
 
 #[test]
 fn a_volume_that_is_formatted_after_the_attach_is_healed_when_nbdkit_restarts() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     formats_are_healed(nbdkit);
 }
 
 #[test]
 fn a_volume_that_is_formatted_after_the_attach_is_healed_when_qemu_nbd_restarts() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     formats_are_healed(qemu_nbd);
 }
 
 #[test]
 fn a_heal_of_an_unused_device_refuses_another_volume_unless_it_is_accepted() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     let ((right, name), (other, others_name)) = (formatted(), formatted());
     let (at, engine) = (At::tcp(), engine());
     let mut server = nbdkit(at.clone(), &right);
@@ -256,7 +248,7 @@ fn a_heal_of_an_unused_device_refuses_another_volume_unless_it_is_accepted() {
 
 #[test]
 fn a_heal_requires_the_content_that_the_attach_expected_also_while_a_process_may_write() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     let ((right, name), (other, others_name)) = (formatted(), formatted());
     let (at, engine) = (At::tcp(), engine());
     let mut server = nbdkit(at.clone(), &right);
@@ -344,19 +336,19 @@ fn another_is_refused_at_a_later_attach(serve: Serve) {
 
 #[test]
 fn a_journals_volume_that_was_formatted_is_attached_again_from_nbdkit_and_another_is_refused() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     another_is_refused_at_a_later_attach(nbdkit);
 }
 
 #[test]
 fn a_journals_volume_that_was_formatted_is_attached_again_from_qemu_nbd_and_another_is_refused() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     another_is_refused_at_a_later_attach(qemu_nbd);
 }
 
 #[test]
 fn a_reconciler_records_the_new_names_of_a_formatted_volume_and_attaches_no_other_volume() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     let (blank, (other, others_name)) = (Store::sparse(SIZE), formatted());
     let (at, place) = (At::tcp(), Directory::new("content"));
     let source = source_of(&at);

@@ -49,14 +49,6 @@ const MADE: [(&[Key], &str); 9] = [
     (&[("lvm", "UUID")], "pvcreate -q -y $0"),
 ];
 
-/// Loads the driver, if it keeps backend ids.
-fn module() -> NbdModule {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
-    NbdModule::load(1)
-}
-
 fn attach(engine: &Engine, source: &Source) -> Attachment {
     let request = AttachRequest::new(source.clone());
     engine.attach(&request, soon()).expect("an attach")
@@ -113,7 +105,7 @@ fn is_named_as_by_blkid(server: &NbdServer) {
 
 #[test]
 fn the_content_that_nbdkit_serves_is_named_as_by_blkid() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     let store = Store::sparse(SIZE);
     let path = store.path().to_str().unwrap();
     is_named_as_by_blkid(&NbdServer::nbdkit(
@@ -124,14 +116,14 @@ fn the_content_that_nbdkit_serves_is_named_as_by_blkid() {
 
 #[test]
 fn the_content_that_qemu_nbd_serves_is_named_as_by_blkid() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     let store = Store::sparse(SIZE);
     is_named_as_by_blkid(&NbdServer::qemu_nbd(At::unix(), "disk", store.path(), &[]));
 }
 
 #[test]
 fn a_volume_whose_content_is_not_the_expected_one_is_not_connected() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     let store = Store::sparse(8 * MIB);
     guest::run(&["mkfs.ext4", "-q", store.path().to_str().unwrap()]);
     let [name] = <[ContentName; 1]>::try_from(by_blkid(&[FILE_SYSTEM], store.path())).unwrap();
@@ -168,7 +160,7 @@ fn healed(engine: &Engine) -> HealOutcome {
 
 #[test]
 fn another_device_of_the_same_btrfs_is_refused_by_a_heal_and_by_a_later_attach() {
-    let _module = module();
+    let _module = NbdModule::with_backend_ids(1);
     let stores = [Store::sparse(SIZE), Store::sparse(SIZE)];
     let [own, other] = [0, 1].map(|device| stores[device].path().to_str().unwrap());
     guest::run(&["mkfs.btrfs", "-q", own, other]);

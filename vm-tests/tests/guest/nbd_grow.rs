@@ -8,41 +8,29 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{Finding, HealOutcome, HealReport, NbdOptions, ResizeRequest};
+use lunbd::engine::{Finding, HealOutcome, NbdOptions, ResizeRequest};
 use lunbd::id::VolumeId;
 use lunbd::nbd::Difference;
 use lunbd::reconcile::{Desired, Options, Reconciler};
-use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind, Source};
+use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use serde_json::Value;
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::directory::Directory;
+use vm_tests::guest::nbd_agent::{detach, heal, source};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
 const MIB: u64 = 1 << 20;
 const SMALL: u64 = 8 * MIB;
 const LARGE: u64 = 24 * MIB;
 
-fn source(uri: &str) -> Source {
-    uri.parse().expect("a source")
-}
-
 fn attach(engine: &Engine, uri: &str) -> Attachment {
     // The kernel resends what was in flight on a dead link after this time.
     let options = NbdOptions::default().io_timeout(Duration::from_secs(3));
     let request = AttachRequest::new(source(uri)).nbd(options);
     engine.attach(&request, soon()).expect("an attach")
-}
-
-fn detach(engine: &Engine, uri: &str) {
-    assert!(engine.detach(source(uri), soon()).unwrap().changed);
-}
-
-fn heal(engine: &Engine) -> HealReport {
-    let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).expect("one device");
-    healing
 }
 
 fn shown(node: &Path) -> u64 {

@@ -11,34 +11,14 @@ use std::time::Duration;
 use lunbd::engine::{HealOutcome, HealReport, NbdOptions, StageObserver};
 use lunbd::error::Stage;
 use lunbd::nbd::Difference;
-use lunbd::{AttachRequest, Attachment, Deadline, DetachRequest, Engine, ErrorKind, Source};
+use lunbd::{Attachment, Deadline, DetachRequest, Engine, ErrorKind};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_agent::{attach_with, detach, source};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 use vm_tests::guest::writer::Writer;
 
 const MIB: u64 = 1 << 20;
-
-/// Loads the driver, if it keeps backend ids.
-fn module(devices: u32) -> NbdModule {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
-    NbdModule::load(devices)
-}
-
-fn source(uri: &str) -> Source {
-    uri.parse().expect("a source")
-}
-
-fn attach(engine: &Engine, uri: &str, options: &NbdOptions) -> Attachment {
-    let request = AttachRequest::new(source(uri)).nbd(options.clone());
-    engine.attach(&request, soon()).expect("an attach")
-}
-
-fn detach(engine: &Engine, uri: &str) {
-    assert!(engine.detach(source(uri), soon()).unwrap().changed);
-}
 
 /// The kernel resends a request that was in flight when the link died, after its timeout. A
 /// live server answers sooner, on a busy machine too: no test heals a link that dies where no
@@ -60,11 +40,11 @@ fn healed(healings: Vec<HealReport>) -> HealReport {
 
 #[test]
 fn a_server_that_is_killed_and_restarted_under_a_writer_ten_times_loses_nothing() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
-    let attachment = attach(&engine, &uri, &patient());
+    let attachment = attach_with(&engine, &uri, &patient());
     let writer = Writer::start(&attachment.node);
     for round in 0..10 {
         writer.goes_on();
@@ -80,11 +60,11 @@ fn a_server_that_is_killed_and_restarted_under_a_writer_ten_times_loses_nothing(
 
 #[test]
 fn the_healer_heals_as_links_die_over_unix_sockets_too() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::nbdkit(At::unix(), &["file", store.path().to_str().unwrap()]);
     let (engine, uri) = (engine(), server.uri(""));
-    let attachment = attach(&engine, &uri, &patient());
+    let attachment = attach_with(&engine, &uri, &patient());
     let mut healer = engine.healer(soon()).unwrap();
     let writer = Writer::start(&attachment.node);
     for _ in 0..3 {
@@ -115,11 +95,11 @@ fn the_healer_heals_as_links_die_over_unix_sockets_too() {
 #[test]
 fn a_server_that_answers_and_refuses_is_asked_again_with_pauses_and_healed_when_it_serves() {
     const LOOK: Duration = Duration::from_secs(4);
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
-    let attachment = attach(&engine, &uri, &patient());
+    let attachment = attach_with(&engine, &uri, &patient());
     let mut healer = engine.healer(soon()).unwrap();
     let writer = Writer::start(&attachment.node);
     writer.goes_on();
@@ -211,7 +191,7 @@ impl Drop for Agent {
 
 #[test]
 fn the_next_agent_heals_a_device_after_its_agent_and_server_were_killed_together() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let uri = server.uri("disk");
@@ -250,11 +230,11 @@ fn the_next_agent_heals_a_device_after_its_agent_and_server_were_killed_together
 
 #[test]
 fn a_server_that_hangs_for_longer_than_the_io_timeout_causes_no_error() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(64 * MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
-    let attachment = attach(&engine, &uri, &patient());
+    let attachment = attach_with(&engine, &uri, &patient());
     let writer = Writer::start(&attachment.node);
     let mut healer = engine.healer(soon()).unwrap();
     writer.goes_on();
@@ -285,10 +265,10 @@ fn a_server_that_hangs_for_longer_than_the_io_timeout_causes_no_error() {
 
 #[test]
 fn a_healthy_device_is_left_as_it_is() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
-    attach(&engine, &uri, &patient());
+    attach_with(&engine, &uri, &patient());
     let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
     assert!(
         matches!(healing.outcome, HealOutcome::Healthy),
@@ -306,7 +286,7 @@ fn healed_by_another(
     let at = At::tcp();
     let mut server = NbdServer::nbdkit(at.clone(), first);
     let (engine, uri) = (engine(), server.uri(""));
-    let attachment = attach(&engine, &uri, &patient());
+    let attachment = attach_with(&engine, &uri, &patient());
     server.kill();
     drop(server);
     let server = NbdServer::nbdkit(at, second);
@@ -316,7 +296,7 @@ fn healed_by_another(
 
 #[test]
 fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::filled(4 << 20, 7);
     let path = store.path().to_str().unwrap();
     let is_untouched = || {
@@ -348,7 +328,7 @@ fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
 
 #[test]
 fn a_heal_takes_a_grown_export_and_reports_its_growth() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let (healing, _server, engine, attachment, uri) =
         healed_by_another(&["memory", "8M"], &["memory", "16M"]);
     let HealOutcome::Adopted(differences) = &healing.outcome else {
@@ -364,12 +344,12 @@ fn a_heal_takes_a_grown_export_and_reports_its_growth() {
 
 #[test]
 fn a_heal_reports_an_export_that_its_server_no_longer_has() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let (one, other) = (Store::sparse(MIB), Store::sparse(MIB));
     let at = At::tcp();
     let server = NbdServer::qemu_nbd(at.clone(), "one", one.path(), &[]);
     let (engine, uri) = (engine(), server.uri("one"));
-    attach(&engine, &uri, &patient());
+    attach_with(&engine, &uri, &patient());
     drop(server);
     let server = NbdServer::qemu_nbd(at.clone(), "other", other.path(), &[]);
     let limit = Deadline::after(Duration::from_secs(10));
@@ -386,13 +366,13 @@ fn a_heal_reports_an_export_that_its_server_no_longer_has() {
 
 #[test]
 fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
     // A request that is sent before the kernel knows that the link is dead has to time out
     // first.
     let options = patient().dead_connection_timeout(Duration::from_secs(2));
-    let attachment = attach(&engine, &uri, &options);
+    let attachment = attach_with(&engine, &uri, &options);
     server.kill();
     let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
     assert!(
@@ -415,11 +395,11 @@ fn a_spent_budget_is_an_error_to_the_reader_and_a_later_heal_revives_the_device(
 
 #[test]
 fn a_detach_writes_back_over_the_connection_that_a_heal_makes_meanwhile() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(64 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
-    let node = attach(&engine, &uri, &patient()).node;
+    let node = attach_with(&engine, &uri, &patient()).node;
     guest::udevd::settle();
     // The last close of a device writes back, so a reader keeps it open until the heal. udev
     // reads the partition table after a writer's close, and writes back before that.
@@ -459,10 +439,10 @@ fn a_detach_writes_back_over_the_connection_that_a_heal_makes_meanwhile() {
 
 #[test]
 fn a_detach_that_abandons_data_frees_a_device_whose_server_is_gone() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (engine, uri) = (engine(), server.uri(""));
-    let attachment = attach(&engine, &uri, &patient());
+    let attachment = attach_with(&engine, &uri, &patient());
     server.kill();
     let limit = Deadline::after(Duration::from_secs(3));
     let error = engine.detach(source(&uri), limit).unwrap_err();

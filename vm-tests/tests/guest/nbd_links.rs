@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use lunbd::engine::{HealOutcome, HealReport, NbdOptions};
 use lunbd::error::Stage;
-use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind, Source};
+use lunbd::{AttachRequest, Deadline, DetachTarget, Engine, ErrorKind};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_agent::{attach_with, detach, heal, source};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store, in_flight};
 
 const MIB: usize = 1 << 20;
@@ -22,10 +23,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// More connections than the guest has processors, so that the kernel has slots that `mq/` does
 /// not show.
 const CONNECTIONS: usize = 4;
-
-fn source(uri: &str) -> Source {
-    uri.parse().expect("a source")
-}
 
 /// The kernel resends what was in flight on a dead link after this time.
 const IO_TIMEOUT: Duration = Duration::from_secs(3);
@@ -36,20 +33,6 @@ fn options() -> NbdOptions {
         .connections(connections.unwrap())
         .io_timeout(IO_TIMEOUT)
         .dead_connection_timeout(Duration::from_secs(120))
-}
-
-fn attach(engine: &Engine, uri: &str, options: &NbdOptions) -> Attachment {
-    let request = AttachRequest::new(source(uri)).nbd(options.clone());
-    engine.attach(&request, soon()).expect("an attach")
-}
-
-fn detach(engine: &Engine, uri: &str) {
-    assert!(engine.detach(source(uri), soon()).unwrap().changed);
-}
-
-fn heal(engine: &Engine) -> HealReport {
-    let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).expect("one device");
-    healing
 }
 
 fn is_adopted(healing: &HealReport) -> bool {
@@ -132,7 +115,7 @@ impl Readers {
 fn restart_under_readers(mut server: NbdServer, export: &str, pattern: &[u8]) {
     let restarts = if guest::sweeps_are_whole() { 20 } else { 4 };
     let (engine, uri) = (engine(), server.uri(export));
-    let attachment = attach(&engine, &uri, &options());
+    let attachment = attach_with(&engine, &uri, &options());
     assert_eq!(server.connections(), CONNECTIONS);
     let readers = Readers::new();
     thread::scope(|scope| {
@@ -201,7 +184,7 @@ fn a_heal_leaves_a_device_alone_that_is_being_disconnected() {
     let _module = NbdModule::with_backend_ids(2);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, uri) = (engine(), server.uri(""));
-    let attachment = attach(&ours, &uri, &options());
+    let attachment = attach_with(&ours, &uri, &options());
     let mut healer = ours.healer(soon()).unwrap();
     assert!(healer.next(soon()).unwrap()[0].outcome.serves());
     // The device stays until the last close.
@@ -226,7 +209,7 @@ fn a_heal_leaves_a_device_alone_that_is_being_disconnected() {
         (!pid.exists()).then_some(())
     });
     // The next instance of the volume is healed like any other.
-    attach(&ours, &uri, &options());
+    attach_with(&ours, &uri, &options());
     detach(&ours, &uri);
 }
 
@@ -235,7 +218,7 @@ fn without_an_io_timeout_connections_are_replaced_too() {
     let _module = NbdModule::with_backend_ids(2);
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, uri) = (engine(), server.uri(""));
-    attach(&ours, &uri, &options().io_timeout(Duration::ZERO));
+    attach_with(&ours, &uri, &options().io_timeout(Duration::ZERO));
     for engine in [&ours, &engine()] {
         guest::udevd::settle();
         server.kill();
@@ -255,7 +238,7 @@ fn without_an_io_timeout_a_connection_that_the_kernel_did_not_take_is_closed() {
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, another, uri) = (engine(), engine(), server.uri(""));
     let without_timeout = options().io_timeout(Duration::ZERO);
-    attach(&ours, &uri, &without_timeout);
+    attach_with(&ours, &uri, &without_timeout);
     server.cut(server.tcp_clients()[1]);
     let all = || {
         guest::wait_until("four connections", LIMIT, || {
@@ -283,7 +266,7 @@ fn a_repeated_attach_returns_an_attached_device_only_if_it_answers() {
     let mut server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
     let (ours, another, uri) = (engine(), engine(), server.uri(""));
     let options = options().backend("volume".parse().unwrap());
-    let node = attach(&ours, &uri, &options).node;
+    let node = attach_with(&ours, &uri, &options).node;
     let refusal = |engine: &Engine, uri: &str, limit| {
         let request = AttachRequest::new(source(uri)).nbd(options.clone());
         let limit = Deadline::after(Duration::from_secs(limit));
@@ -304,7 +287,7 @@ fn a_repeated_attach_returns_an_attached_device_only_if_it_answers() {
     server.start();
     let healing = ours.heal_source(&source(&uri), &options, soon()).unwrap();
     assert!(is_adopted(&healing), "{healing:?}");
-    assert!(!attach(&ours, &uri, &options).changed);
+    assert!(!attach_with(&ours, &uri, &options).changed);
     assert!(
         ours.detach(DetachTarget::Device(node), soon())
             .unwrap()
@@ -323,7 +306,7 @@ fn a_uri_that_is_too_long_for_the_kernel_needs_a_backend_id() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     assert!(error.to_string().contains("255 at most"), "{error}");
     let options = options().backend("long".parse().unwrap());
-    let node = attach(&ours, &uri, &options).node;
+    let node = attach_with(&ours, &uri, &options).node;
     server.kill();
     server.start();
     let another = engine();
@@ -342,7 +325,7 @@ fn a_repeated_attach_that_waits_for_an_answer_notices_the_end_of_the_connection(
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (ours, uri) = (engine(), server.uri("disk"));
     let options = NbdOptions::default().io_timeout(IO_TIMEOUT);
-    let node = attach(&ours, &uri, &options).node;
+    let node = attach_with(&ours, &uri, &options).node;
     guest::udevd::settle();
     server.stop();
     let failure = thread::scope(|scope| {

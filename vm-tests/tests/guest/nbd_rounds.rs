@@ -7,11 +7,8 @@ use vm_tests::guest::{self, udevd};
 
 #[test]
 fn rounds_of_nbd_attach_and_detach_leak_no_device_no_descriptor_no_thread_and_no_lock() {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
     guest::sweep_time_limit();
-    let _module = NbdModule::load(2);
+    let _module = NbdModule::with_backend_ids(2);
     let _absent = udevd::absent();
     let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
     let engine = engine();

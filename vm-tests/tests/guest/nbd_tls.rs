@@ -19,14 +19,6 @@ use vm_tests::guest::writer::Writer;
 
 const MIB: usize = 1 << 20;
 
-/// Loads the driver, if it keeps backend ids and the kernel's TLS has the cipher.
-fn module(devices: u32) -> NbdModule {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
-    NbdModule::load(devices)
-}
-
 fn attach(engine: &Engine, source: &Source) -> Attachment {
     let options = NbdOptions::default()
         .io_timeout(Duration::from_secs(5))
@@ -84,7 +76,7 @@ fn carries(server: &NbdServer, certificates: &Certificates, store: &Store) {
 
 #[test]
 fn an_export_of_nbdkit_and_of_qemu_nbd_attaches_and_detaches_over_tls() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(8 * MIB as u64);
     carries(
@@ -102,7 +94,7 @@ fn an_export_of_nbdkit_and_of_qemu_nbd_attaches_and_detaches_over_tls() {
 
 #[test]
 fn a_server_that_asks_for_the_clients_certificate_gets_it_or_the_error_says_so() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(8 * MIB as u64);
     let server = nbdkit(&certificates, store.path(), &["--tls-verify-peer"]);
@@ -120,7 +112,7 @@ fn a_server_that_asks_for_the_clients_certificate_gets_it_or_the_error_says_so()
 
 #[test]
 fn a_server_without_tls_and_one_of_another_authority_get_no_byte_of_the_volume() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let (certificates, others) = (Certificates::new("tls"), Certificates::new("other"));
     let store = Store::sparse(8 * MIB as u64);
     let plain = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
@@ -160,7 +152,7 @@ fn is_healed_after_a_kill(
 
 #[test]
 fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certificate() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(64 * MIB as u64);
     let mut server = nbdkit(&certificates, store.path(), &[]);
@@ -184,7 +176,7 @@ fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certif
 /// `nbd-server` asks each client for a certificate where it has a certificate authority.
 #[test]
 fn an_nbd_server_serves_a_client_with_a_certificate_and_is_healed_over_tls_after_kills() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(8 * MIB as u64);
     let mut server = nbd_server(&certificates, store.path());
@@ -208,7 +200,7 @@ fn an_nbd_server_serves_a_client_with_a_certificate_and_is_healed_over_tls_after
 
 #[test]
 fn four_connections_carry_tls_each_with_keys_of_its_own() {
-    let _module = module(2);
+    let _module = NbdModule::with_backend_ids(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(64 * MIB as u64);
     let mut server = nbdkit(&certificates, store.path(), &[]);
@@ -264,7 +256,7 @@ fn grows(server: &NbdServer, certificates: &Certificates, store: &Store, connect
 /// nbdkit serves an old connection the old size, so the connections are replaced.
 #[test]
 fn a_device_of_nbdkit_grows_over_tls_with_one_connection_and_with_two() {
-    let _module = module(1);
+    let _module = NbdModule::with_backend_ids(1);
     let certificates = Certificates::new("tls");
     for connections in [1, 2] {
         let store = Store::sparse(8 * MIB as u64);
@@ -276,7 +268,7 @@ fn a_device_of_nbdkit_grows_over_tls_with_one_connection_and_with_two() {
 /// `nbd-server` looks at the size of its file for each client.
 #[test]
 fn a_device_of_nbd_server_grows_over_tls_with_one_connection_and_with_two() {
-    let _module = module(1);
+    let _module = NbdModule::with_backend_ids(1);
     let certificates = Certificates::new("tls");
     certificates.give_to_client();
     for connections in [1, 2] {

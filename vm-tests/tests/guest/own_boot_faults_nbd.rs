@@ -75,11 +75,8 @@ fn calls_of_a_scsi_attach_and_detach_that_fail_or_hang_end_as_their_table_says()
 
 #[test]
 fn calls_of_an_nbd_attach_and_detach_that_fail_or_hang_end_as_their_table_says() {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
     guest::sweep_time_limit();
-    let _module = NbdModule::load(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(8 << 20);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let connected = || {

@@ -95,10 +95,7 @@ fn a_record_of_a_scsi_volume_that_is_cut_or_flipped_anywhere_is_set_aside_and_th
 
 #[test]
 fn a_record_of_an_nbd_volume_that_is_cut_or_flipped_anywhere_is_set_aside_and_the_device_stays() {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
-    let _module = NbdModule::load(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(8 << 20);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     // Each recovery also asks the kernel for its NBD devices.

@@ -218,10 +218,7 @@ fn a_full_disk_under_the_journal_refuses_before_anything_is_scanned() {
 
 #[test]
 fn an_nbd_volume_is_finished_healed_and_detached_after_kills_of_agent_and_server() {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
-    let _module = NbdModule::load(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(8 << 20);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let uri = server.uri("disk");
@@ -260,10 +257,7 @@ fn is_in(pid: u32, function: &str) -> bool {
 
 #[test]
 fn an_agent_that_is_killed_while_its_flush_waits_for_a_dead_server_lets_go_of_its_journal() {
-    if guest::kernel() < (5, 14) {
-        guest::skip("the kernel keeps no backend ids before 5.14");
-    }
-    let _module = NbdModule::load(2);
+    let _module = NbdModule::with_backend_ids(2);
     let store = Store::sparse(8 << 20);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let place = Place::new();

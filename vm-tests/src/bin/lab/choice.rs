@@ -11,6 +11,10 @@ const ON_EACH_KERNEL: &[(&str, &str)] = &[
     ("lab", "what the other tests take for granted of a kernel"),
     ("mpath_map", "the ioctls of device-mapper"),
     ("nbd_kernel", "the netlink messages and files of NBD"),
+    (
+        "nbd_kernel_links",
+        "how the driver loses and takes connections",
+    ),
 ];
 
 /// How many of the selected kernels a test runs on.

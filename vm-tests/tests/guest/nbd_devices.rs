@@ -1,0 +1,283 @@
+//! Which NBD device an attach takes, which a detach frees, and their other users.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use lunbd::engine::NbdOptions;
+use lunbd::error::Stage;
+use lunbd::id::{BackendId, NbdIndex};
+use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, ErrorKind};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_agent::{
+    assert_free, attach, attribute, connected, detach, random, source,
+};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+
+const MIB: u64 = 1 << 20;
+/// The limit of a wait, also on a machine that is several times slower.
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_repeated_attach_returns_the_attached_device_unchanged_only_under_its_id() {
+    let _module = NbdModule::with_backend_ids(4);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (engine, uri) = (engine(), server.uri(""));
+    let first = attach(&engine, &uri);
+    let again = attach(&engine, &uri);
+    assert!(!again.changed);
+    assert_eq!(again.nbd_index(), first.nbd_index());
+    assert_eq!(connected().len(), 1);
+
+    // The same index with another id belongs to another device.
+    let index = first.nbd_index().unwrap();
+    let other = NbdOptions::default()
+        .index(index)
+        .backend("another".parse().unwrap());
+    let request = AttachRequest::new(source(&uri)).nbd(other);
+    let error = engine.attach(&request, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    assert!(error.to_string().contains("connected already"), "{error}");
+
+    // The same id at another index is not attached a second time.
+    let elsewhere = NbdOptions::default().index(NbdIndex::new(index.get() + 1).unwrap());
+    let request = AttachRequest::new(source(&uri)).nbd(elsewhere);
+    let error = engine.attach(&request, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    assert_eq!(connected().len(), 1);
+    detach(&engine, &uri);
+}
+
+#[test]
+fn two_processes_that_attach_one_source_get_one_device() {
+    let _module = NbdModule::with_backend_ids(8);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let uri = server.uri("");
+    guest::enter();
+    let start = || {
+        Command::new("lunbd")
+            .args(["attach", &uri, "--json"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let both = [start(), start()].map(|child| child.wait_with_output().unwrap());
+    let answers: Vec<serde_json::Value> = both
+        .iter()
+        .map(|output| serde_json::from_slice(&output.stdout).unwrap())
+        .collect();
+    assert_eq!(answers[0]["node"], answers[1]["node"]);
+    assert_ne!(answers[0]["changed"], answers[1]["changed"]);
+    assert_eq!(connected().len(), 1);
+    detach(&engine(), &uri);
+}
+
+#[test]
+fn an_index_that_is_asked_for_is_taken_or_made() {
+    let _module = NbdModule::with_backend_ids(2);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (engine, uri) = (engine(), server.uri(""));
+    for index in [1, 40] {
+        let options = NbdOptions::default().index(NbdIndex::new(index).unwrap());
+        let request = AttachRequest::new(source(&uri)).nbd(options);
+        let attachment = engine.attach(&request, soon()).unwrap();
+        assert_eq!(attachment.node, Path::new(&format!("/dev/nbd{index}")));
+        detach(&engine, &uri);
+        assert_free(&attachment);
+    }
+}
+
+#[test]
+fn with_every_device_taken_one_more_is_made() {
+    let _module = NbdModule::with_backend_ids(1);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let engine = engine();
+    let uris: Vec<String> = (0..3).map(|n| server.uri(&format!("e{n}"))).collect();
+    let mut names: Vec<String> = uris
+        .iter()
+        .map(|uri| attach(&engine, uri).nbd_index().unwrap().name())
+        .collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 3);
+    // The devices are not always 0 to 2: udev's probe may have a new one open, and then the
+    // kernel makes the next one.
+    assert!(names.contains(&"nbd0".to_owned()), "{names:?}");
+    assert_eq!(connected(), names);
+    for uri in &uris {
+        detach(&engine, uri);
+    }
+}
+
+#[test]
+fn sixteen_concurrent_attaches_get_one_device_each_although_only_one_existed() {
+    let _module = NbdModule::with_backend_ids(1);
+    let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
+    let engine = engine();
+    let uris: Vec<String> = (0..16).map(|n| server.uri(&format!("e{n}"))).collect();
+    let mut nodes: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = uris
+            .iter()
+            .map(|uri| scope.spawn(|| attach(&engine, uri).node))
+            .collect();
+        let nodes = threads.into_iter().map(|thread| thread.join().unwrap());
+        nodes.collect()
+    });
+    nodes.sort();
+    nodes.dedup();
+    assert_eq!(nodes.len(), 16);
+    assert_eq!(connected().len(), 16);
+    thread::scope(|scope| {
+        for uri in &uris {
+            scope.spawn(|| detach(&engine, uri));
+        }
+    });
+    assert_eq!(connected(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_free_device_and_one_of_another_id_are_left_alone_unless_named() {
+    let _module = NbdModule::with_backend_ids(4);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (engine, uri) = (engine(), server.uri(""));
+    let free = engine
+        .detach(DetachTarget::Device("/dev/nbd2".into()), soon())
+        .unwrap();
+    assert!(!free.changed);
+
+    let id: BackendId = "volume-17".parse().unwrap();
+    let options = NbdOptions::default().backend(id.clone());
+    let request = AttachRequest::new(source(&uri)).nbd(options);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    assert_eq!(attribute(&attachment, "backend"), "volume-17");
+    // The source alone does not find it, because it has another id.
+    assert!(!engine.detach(source(&uri), soon()).unwrap().changed);
+    assert_eq!(connected().len(), 1);
+    let by_id = DetachRequest::new(source(&uri)).backend(id.clone());
+    assert!(engine.detach(by_id, soon()).unwrap().changed);
+
+    // Its node names the device.
+    let options = NbdOptions::default().backend(id);
+    let request = AttachRequest::new(source(&uri)).nbd(options);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let by_node = DetachTarget::Device(attachment.node.clone());
+    assert!(engine.detach(by_node, soon()).unwrap().changed);
+    assert_free(&attachment);
+}
+
+#[test]
+fn a_probe_that_has_the_node_open_is_waited_for() {
+    let _module = NbdModule::with_backend_ids(1);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (engine, uri) = (engine(), server.uri(""));
+    let probe = File::open("/dev/nbd0").unwrap();
+    let options = NbdOptions::default().index(NbdIndex::new(0).unwrap());
+    let request = AttachRequest::new(source(&uri)).nbd(options);
+    let error = engine
+        .attach(&request, Deadline::after(Duration::from_secs(10)))
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    let opener = format!("{} (", std::process::id());
+    assert!(error.to_string().contains(&opener), "{error}");
+
+    let attachment = thread::scope(|scope| {
+        let waiting = scope.spawn(|| engine.attach(&request, soon()));
+        thread::sleep(Duration::from_millis(300));
+        drop(probe);
+        waiting.join().unwrap().unwrap()
+    });
+    assert_eq!(attachment.node, Path::new("/dev/nbd0"));
+    detach(&engine, &uri);
+}
+
+#[test]
+fn a_disk_that_udev_reads_is_disconnected_after_the_read() {
+    let _module = NbdModule::load(2);
+    let server = NbdServer::nbdkit(
+        At::tcp(),
+        &["--filter=delay", "memory", "8M", "rdelay=200ms"],
+    );
+    let engine = engine();
+    let attachment = attach(&engine, &server.uri(""));
+    // udevd's worker reads like this, under a shared lock.
+    let disk = File::open(&attachment.node).unwrap();
+    disk.lock_shared().unwrap();
+    let read = thread::spawn(move || {
+        let mut block = [0; 512];
+        (1..=10u64).try_for_each(|at| disk.read_exact_at(&mut block, at << 19))
+    });
+    let by_node = DetachTarget::Device(attachment.node.clone());
+    engine.detach(by_node, soon()).unwrap();
+    read.join().unwrap().unwrap();
+    assert_free(&attachment);
+}
+
+#[test]
+fn a_mounted_device_is_refused_and_a_detached_one_was_flushed() {
+    let _module = NbdModule::with_backend_ids(4);
+    let store = Store::sparse(64 * MIB);
+    let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let node = attach(&engine, &uri).node;
+    guest::run(&["mkfs.ext4", "-q", "-F", node.to_str().unwrap()]);
+    fs::create_dir_all("/tmp/nbd").unwrap();
+    guest::run(&["mount", node.to_str().unwrap(), "/tmp/nbd"]);
+    let error = engine.detach(source(&uri), soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    assert_eq!(error.stage(), Some(Stage::Claim));
+    assert!(error.to_string().contains("mounted on /tmp/nbd"), "{error}");
+    fs::write("/tmp/nbd/file", "still here").unwrap();
+    guest::run(&["umount", "/tmp/nbd"]);
+    fs::remove_dir("/tmp/nbd").unwrap();
+    detach(&engine, &uri);
+    guest::run(&["e2fsck", "-fn", store.path().to_str().unwrap()]);
+}
+
+#[test]
+fn a_device_that_somebody_reads_is_free_when_the_reader_has_closed_it() {
+    let _module = NbdModule::with_backend_ids(4);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let (engine, uri) = (engine(), server.uri(""));
+    let attachment = attach(&engine, &uri);
+    let reader = File::open(&attachment.node).unwrap();
+    // The claim proves that the device is not mounted; a reader only delays the end.
+    let error = engine
+        .detach(source(&uri), Deadline::after(Duration::from_secs(10)))
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(error.stage(), Some(Stage::Confirm));
+    drop(reader);
+    guest::wait_until("the device to be free", LIMIT, || {
+        attribute(&attachment, "pid").is_empty().then_some(())
+    });
+    assert!(!engine.detach(source(&uri), soon()).unwrap().changed);
+    assert_free(&attachment);
+}
+
+#[test]
+fn a_device_that_a_process_has_open_for_writing_is_refused_by_name_and_serves_on() {
+    let _module = NbdModule::with_backend_ids(4);
+    let store = Store::sparse(8 * MIB);
+    let server = NbdServer::qemu_nbd(At::unix(), "disk", store.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let attachment = attach(&engine, &uri);
+    guest::udevd::settle();
+    let mut options = OpenOptions::new();
+    let mut writer = options.write(true).open(&attachment.node).unwrap();
+    let data = random(64 << 10);
+    writer.write_all(&data).unwrap();
+    let error = engine.detach(source(&uri), soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Claim), "{error}");
+    let us = format!("open for writing in process {}", std::process::id());
+    assert!(error.to_string().contains(&us), "{error}");
+    writer.sync_all().unwrap();
+    drop(writer);
+    detach(&engine, &uri);
+    assert!(fs::read(store.path()).unwrap().starts_with(&data));
+}

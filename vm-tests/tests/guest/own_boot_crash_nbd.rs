@@ -1,0 +1,162 @@
+//! An agent of an NBD volume that is killed at the steps of its work, one step per process, as
+//! `own_boot_crash_mpath` does for SCSI.
+
+use std::fs;
+use std::path::Path;
+
+use lunbd::Attachment;
+use lunbd::engine::{Condition, DetachVolume};
+use vm_tests::guest;
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::crash::{Data, Place, Run, request, volume};
+use vm_tests::guest::kills::{KillSweep, is_before_intent};
+use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+
+/// A volume of an NBD server that can be killed.
+struct NbdRig {
+    place: Place,
+    sources: Vec<String>,
+    data: Data,
+    server: NbdServer,
+}
+
+impl NbdRig {
+    fn attach(&self) -> Attachment {
+        let engine = engine();
+        let journal = self.place.open(&engine);
+        let request = request(&self.sources);
+        let attached = engine.attach_volume(&journal, &volume(), &request, soon());
+        attached.unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    fn detach(&self) {
+        let engine = engine();
+        let journal = self.place.open(&engine);
+        let how = DetachVolume::default();
+        let detached = engine.detach_volume(&journal, &volume(), &how, soon());
+        detached.unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    #[track_caller]
+    fn require_gone(&self, when: &str) {
+        for name in guest::entries("/sys/block") {
+            let connected = Path::new("/sys/block").join(&name).join("pid").exists();
+            assert!(!connected, "{when}: {name} is connected");
+        }
+        self.place.require_clean(when);
+    }
+
+    /// Requires the data, and requests that are no longer than the server accepts.
+    #[track_caller]
+    fn compare(&self, node: &Path, when: &str) {
+        self.data.compare(node, when);
+        let name = node.file_name().unwrap().to_str().unwrap();
+        let most = fs::read_to_string(format!("/sys/block/{name}/queue/max_sectors_kb")).unwrap();
+        assert_eq!(
+            most.trim(),
+            "64",
+            "{when}: longer requests than the server takes"
+        );
+    }
+
+    /// An attach and then a heal by the same agent, killed at the step; then a detach, killed
+    /// at its own step.
+    fn turn(
+        &mut self,
+        sweep: &mut KillSweep,
+        all: [&[String]; 2],
+        [attach, detach]: [Option<&str>; 2],
+    ) -> [Vec<String>; 2] {
+        let when = format!("attach or heal at {}", attach.unwrap_or("no step"));
+        // The limit of the previous attach stays with the device.
+        fs::write("/sys/block/nbd0/queue/max_sectors_kb", "128").unwrap();
+        let mut run = Run::start(&self.place, "attach-and-heal", &self.sources, attach);
+        let attached = run.says_attached();
+        if attached {
+            self.server.kill();
+            self.server.start();
+            run.go_on();
+        }
+        let healed = run.end();
+        sweep.count("attach or heal", attach, &healed);
+        sweep.compare_what_is_left(&self.place, "attach or heal", &healed);
+        assert!(
+            healed.killed || healed.status.success(),
+            "{when}: {healed:?}"
+        );
+        if healed.killed {
+            let recovered = sweep.recover(&self.place, &when);
+            if let Some(node) = recovered.and_then(|recovered| recovered.node) {
+                self.compare(&node, &when);
+            } else {
+                assert!(!attached, "{when}: it was attached");
+                self.require_gone(&when);
+            }
+        }
+        let node = self.attach().node;
+        self.compare(&node, "attached");
+        self.data.write_anew(&node).sync_all().unwrap();
+
+        let when = format!("detach at {}", detach.unwrap_or("no step"));
+        let ended = sweep.run(&self.place, "detach", &[], detach);
+        if ended.killed {
+            let recovered = sweep.recover(&self.place, &when);
+            if is_before_intent(all[1], detach.unwrap_or_default()) {
+                let recovered = recovered.expect("the volume");
+                assert_eq!(recovered.condition, Condition::Complete, "{when}");
+                self.detach();
+            }
+        }
+        self.require_gone(&when);
+        [healed.steps, ended.steps]
+    }
+}
+
+/// The engine sends udev another marked event if udev takes more than ten seconds, as on a
+/// slow machine.
+fn comes_always(step: &str) -> bool {
+    let is_sent = step.contains("barrier");
+    !is_sent || step.ends_with(":1")
+}
+
+#[test]
+fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() {
+    guest::sweep_time_limit();
+    let _module = NbdModule::with_backend_ids(2);
+    let store = Store::sparse(8 << 20);
+    let arguments = [
+        "--filter=blocksize-policy",
+        "file",
+        store.path().to_str().unwrap(),
+        "blocksize-minimum=1",
+        "blocksize-preferred=4096",
+        "blocksize-maximum=64K",
+        "blocksize-error-policy=error",
+    ];
+    let server = NbdServer::nbdkit(At::tcp(), &arguments);
+    let mut sweep = KillSweep::new("NBD");
+    let mut rig = NbdRig {
+        place: Place::new(),
+        sources: vec![server.uri("")],
+        data: Data::default(),
+        server,
+    };
+    let node = rig.attach().node;
+    rig.data.write_anew(&node).sync_all().unwrap();
+    rig.detach();
+    let [heal, detach] = rig.turn(&mut sweep, [&[], &[]], [None, None]);
+    println!("steps of an attach and a heal: {heal:?}\nof a detach: {detach:?}");
+    let heal_at = sweep.select("attach or heal", &heal);
+    let detach_at: Vec<String> = detach
+        .iter()
+        .filter(|step| comes_always(step))
+        .cloned()
+        .collect();
+    let detach_at = sweep.select("detach", &detach_at);
+    for turn in 0..heal_at.len().max(detach_at.len()) {
+        let at = [heal_at.get(turn), detach_at.get(turn)];
+        let at = at.map(|step| step.map(String::as_str));
+        rig.turn(&mut sweep, [&heal, &detach], at);
+    }
+    sweep.conclude(&["nbd"]);
+}
