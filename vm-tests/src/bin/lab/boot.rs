@@ -41,7 +41,6 @@ const DISK_BYTES: u64 = 64 << 20;
 /// The kernel and files of one boot.
 pub(crate) struct Setup<'run> {
     pub(crate) kernel: &'run Kernel,
-    pub(crate) processors: u64,
     pub(crate) root: &'run Root,
     pub(crate) programs: &'run Programs,
     pub(crate) emulator: &'run Emulator,
@@ -145,8 +144,8 @@ fn attempt(
     }
     let mut machine = Machine::start(
         setup.emulator.command(setup.accel),
-        setup.processors,
-        (&setup.kernel.vmlinux, initrd),
+        &setup.kernel.vmlinux,
+        initrd,
         &console,
         setup.kernel.series,
         verbosity,

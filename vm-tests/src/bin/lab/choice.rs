@@ -29,19 +29,6 @@ pub(crate) enum Breadth {
     EachWithKnownSkips,
 }
 
-impl Breadth {
-    /// How many processors the machines of this kernel have. A machine with one takes a third
-    /// less of the host's processor time, and one with two shows what happens at one moment. So
-    /// a run by the seed has both: four seeds in a row from a multiple of four run each test
-    /// with each number on each kernel.
-    pub(crate) fn processors(self, series: Series) -> u64 {
-        match self {
-            Self::BySeed(seed) => 1 + (seed / 2 + u64::from(series == Series::V6_1)) % 2,
-            Self::Each | Self::EachWithKnownSkips => 2,
-        }
-    }
-}
-
 /// What one kernel is to run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
@@ -138,19 +125,6 @@ mod tests {
             assert!(tests.iter().all(|test| together.contains(test)));
             let share = one[at].booted.len();
             assert!((100..=200).contains(&share), "{share} of {}", tests.len());
-        }
-    }
-
-    #[test]
-    fn four_seeds_run_each_test_on_each_kernel_with_one_processor_and_with_two() {
-        for test in tests("detach", 30) {
-            let runs = (8..12).map(Breadth::BySeed).map(|breadth| {
-                let choices = choose(std::slice::from_ref(&test), &BOTH, breadth, |_, _| None);
-                let at = choices.iter().position(|choice| !choice.booted.is_empty());
-                let series = BOTH[at.unwrap()];
-                (series.to_string(), breadth.processors(series))
-            });
-            assert_eq!(runs.collect::<std::collections::BTreeSet<_>>().len(), 4);
         }
     }
 

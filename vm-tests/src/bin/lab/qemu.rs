@@ -35,15 +35,14 @@ impl Machine {
     /// when the *thread* that started QEMU ends.
     pub(crate) fn start(
         mut command: Command,
-        processors: u64,
-        (vmlinux, initrd): (&Path, &Path),
+        vmlinux: &Path,
+        initrd: &Path,
         console: &Path,
         series: Series,
         verbosity: Console,
         disk: Option<&Path>,
     ) -> Result<Self> {
-        command.args(["-m", "2048", "-smp", &processors.to_string()]);
-        command.args(["-nodefaults", "-no-user-config"]);
+        command.args(["-m", "2048", "-smp", "2", "-nodefaults", "-no-user-config"]);
         command.args(["-display", "none"]);
         match disk {
             None => command.arg("-no-reboot"),

@@ -34,7 +34,6 @@ pub(crate) struct Plan {
     kernels: Vec<Kernel>,
     /// The units of each kernel.
     units: Vec<Vec<Unit>>,
-    breadth: Breadth,
     emulator: Emulator,
     accel: Accel,
     run_dir: RunDir,
@@ -88,7 +87,6 @@ impl Plan {
             root,
             kernels,
             units: units.collect(),
-            breadth,
             emulator,
             accel,
             run_dir,
@@ -102,7 +100,6 @@ impl Plan {
         side_by_side(&queue, |seat, unit, kernel| {
             let setup = Setup {
                 kernel,
-                processors: self.breadth.processors(kernel.series),
                 root: &self.root,
                 programs: &self.programs,
                 emulator: &self.emulator,
@@ -144,12 +141,12 @@ fn side_by_side(
     })
 }
 
-/// How many machines run at once: two more than there are processors, because two thirds of a
-/// test's time are spent waiting, and no more than fit into memory.
+/// How many machines run at once: one more than there are processors, because a third of a
+/// test's time is spent waiting, and no more than fit into memory.
 fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
-    usize::try_from(room).unwrap_or(1).clamp(1, processors + 2)
+    usize::try_from(room).unwrap_or(1).clamp(1, processors + 1)
 }
 
 /// The memory that is available without swapping, in bytes.
@@ -194,8 +191,7 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
             own_boot: unit.own_boot,
         };
         let before = tests.len();
-        let (accel, processors) = (setup.accel, setup.processors);
-        eprintln!("booting {series} ({accel:?}, -smp {processors})");
+        eprintln!("booting {series} ({:?})", setup.accel);
         let report_to =
             |report, processor| on_report(setup, report, processor, &mut tests, summary);
         let ended = boot::boot(setup, &job, report_to)?;

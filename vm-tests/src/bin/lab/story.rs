@@ -39,7 +39,6 @@ pub(crate) fn run(arguments: &StoryArguments) -> Result<()> {
     let kernel = kernels.first().context("no kernel")?;
     let accel = Accel::choose(emulator.command(Accel::Kvm), &kernel.vmlinux, &run_dir)?;
     let setup = Setup {
-        processors: 2,
         kernel,
         root: &root,
         programs: &programs,
