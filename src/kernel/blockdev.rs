@@ -2,6 +2,7 @@
 
 mod flush;
 mod open;
+mod open_disk;
 mod read;
 
 use std::fs;
@@ -12,7 +13,7 @@ use super::roots::Roots;
 use super::sysfs;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{DevNo, DiskSeq};
-pub(crate) use flush::OpenDisk;
+pub(crate) use open_disk::OpenDisk;
 
 /// The unit in which the kernel counts sizes, whatever the device's block size
 /// (`include/linux/blk_types.h`, `SECTOR_SIZE`).

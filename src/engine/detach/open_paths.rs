@@ -35,10 +35,8 @@ impl DetachRun<'_> {
         deadline: Deadline,
     ) -> Result<()> {
         let (engine, limit) = (self.engine, below_map_limit(deadline));
-        // Nothing may be written to another unit. The map has its disk open too, so the close
-        // writes nothing.
+        self.close_replaced_paths();
         let is_replaced = |device: &ScsiDevice| self.replaced.iter().any(|(it, _)| it == device);
-        self.open_paths.retain(|open| !is_replaced(&open.device));
         let is_open = |device: &ScsiDevice| self.open_paths.iter().any(|it| it.device == *device);
         let mut wanted = Vec::new();
         for path in paths {
@@ -57,18 +55,18 @@ impl DetachRun<'_> {
                 Ok(files) => self.open_paths.push(OpenPath {
                     device: path.device.clone(),
                     disk: disk.clone(),
-                    files: Some(files),
+                    files,
                 }),
                 Err(error) if error.kind() == ErrorKind::Vanished => {
                     tracing::debug!(%error, "a path of the map has died");
                     if let PathIdentity::Live(_) = path.identity_now {
-                        self.unwritten_paths.push(path.device.clone());
+                        self.add_unwritten(path.device.clone());
                     }
                 }
                 Err(error) if hangs(&error) => {
                     tracing::debug!(%error, "a path of the map hangs");
                     self.timed_out = true;
-                    self.unwritten_paths.push(path.device.clone());
+                    self.add_unwritten(path.device.clone());
                 }
                 Err(error) => return Err(error),
             }
@@ -76,7 +74,7 @@ impl DetachRun<'_> {
         Ok(())
     }
 
-    /// Writes the pages of the paths themselves back, now that their map is gone, and closes
+    /// Writes the pages of the open paths themselves back, now that their map is gone, and closes
     /// them. A failed write is recorded, and the flush of the path finds the record.
     ///
     /// # Errors
@@ -84,11 +82,11 @@ impl DetachRun<'_> {
     /// that hangs is no error: it does not count as written.
     pub(super) fn write_back_open_paths(&mut self, deadline: Deadline) -> Result<()> {
         let (engine, limit) = (self.engine, below_map_limit(deadline));
+        self.close_replaced_paths();
         let open = std::mem::take(&mut self.open_paths);
-        let written = pool::each(Stage::Flush, open, |mut open| {
-            let files = open.files.take();
-            let written = files.map(|files| write_pages_of(engine, &open.disk, files, limit));
-            (open.device.clone(), written.unwrap_or(Ok(())))
+        let written = pool::each(Stage::Flush, open, |open| {
+            let written = write_pages_of(engine, &open.disk, open.files, limit);
+            (open.device, written)
         });
         let mut first = Ok(());
         for one in written {
@@ -98,13 +96,27 @@ impl DetachRun<'_> {
             };
             tracing::debug!(%error, "a path of the removed map is not written back");
             self.timed_out |= hangs(&error);
-            self.unwritten_paths.push(device);
+            self.add_unwritten(device);
             let is_lost = error.kind() == ErrorKind::Io;
             if is_lost && self.request.flush_policy == FlushPolicy::Require && first.is_ok() {
                 first = Err(error.at(Stage::Flush));
             }
         }
         first
+    }
+
+    /// Closes the paths at which another unit answers now: nothing may be written there.
+    fn close_replaced_paths(&mut self) {
+        let is_replaced = |device: &ScsiDevice| self.replaced.iter().any(|(it, _)| it == device);
+        self.open_paths.retain(|open| !is_replaced(&open.device));
+    }
+
+    /// The path may have lost pages of its own, so the flush of the map no longer covers it.
+    fn add_unwritten(&mut self, device: ScsiDevice) {
+        if let Some(entry) = self.entry(&device) {
+            entry.in_map = false;
+        }
+        self.unwritten_paths.push(device);
     }
 }
 

@@ -51,6 +51,9 @@ impl DetachRun<'_> {
             call.enter(Stage::Flush);
             self.write_back_open_paths(deadline)?;
             self.mark_in_map(&paths, &below);
+        } else {
+            // Another process removed the map after this call could not.
+            self.write_back_open_paths(deadline)?;
         }
         call.enter(Stage::Claim);
         let snapshot = self.refuse_writers(&paths, deadline)?;

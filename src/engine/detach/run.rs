@@ -5,9 +5,8 @@ use crate::engine::detach::receipt::{PathReceipt, Receipt};
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
 use crate::engine::{Engine, first_names};
-use crate::error::{Result, Stage};
+use crate::error::Result;
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
-use crate::kernel::worker;
 use crate::multipath::{Daemon, Map};
 use crate::scsi::{Identity, ScsiDevice};
 use crate::uevent::Watch;
@@ -54,21 +53,7 @@ pub(super) struct ClaimedPath {
 pub(in crate::engine) struct OpenPath {
     pub(super) device: ScsiDevice,
     pub(super) disk: BlockDevice,
-    pub(super) files: Option<OpenDisk>,
-}
-
-impl Drop for OpenPath {
-    /// The last close writes dirty pages back, which may hang. So a thread of its own closes the
-    /// files.
-    fn drop(&mut self) {
-        if let Some(files) = self.files.take() {
-            let close = move || {
-                drop(files);
-                Ok(())
-            };
-            let _closes_by_itself = worker::start(Stage::Flush, close);
-        }
-    }
+    pub(super) files: OpenDisk,
 }
 
 impl DetachRun<'_> {

@@ -109,7 +109,6 @@ pub(in crate::engine) fn write_back_below_map(
     deadline: Deadline,
 ) -> Result<Flush> {
     let abandon = policy == FlushPolicy::Abandon;
-    let mark = FailedFlush::of(engine.roots(), disk)?;
     match FailedFlush::read_of(engine.roots(), disk)? {
         Some(earlier) if abandon => return Ok(Flush::Abandoned(earlier)),
         Some(earlier) => return Err(failed_flush::lost_data_error(disk, &earlier)),
@@ -117,6 +116,11 @@ pub(in crate::engine) fn write_back_below_map(
     }
     let Claim::Held(file) = claim else {
         return write_back(engine, claim, disk, policy, deadline);
+    };
+    let mark = match FailedFlush::of(engine.roots(), disk) {
+        Ok(mark) => mark,
+        // The disk is gone.
+        Err(error) => return Ok(Flush::ThroughMap(error.to_string())),
     };
     let (file, own, roots) = (Arc::clone(file), disk.clone(), engine.roots().clone());
     let written = move |file: &File| {
@@ -156,12 +160,9 @@ pub(in crate::engine) fn write_pages_of(
     files: OpenDisk,
     deadline: Deadline,
 ) -> Result<()> {
-    let (mark, roots) = (
-        FailedFlush::of(engine.roots(), disk)?,
-        engine.roots().clone(),
-    );
+    let mark = FailedFlush::of(engine.roots(), disk)?;
     let write = move || {
-        let written = files.write_pages(&roots);
+        let written = files.write_back();
         if let Err(error) = &written
             && error.kind() == ErrorKind::Io
         {

@@ -13,50 +13,6 @@ use crate::crash::crash_point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::{OpenMode, Roots};
 
-/// A disk and its partitions, each open beside its other users.
-#[derive(Debug)]
-pub(crate) struct OpenDisk {
-    files: Vec<(BlockDevice, File)>,
-}
-
-impl OpenDisk {
-    /// Opens the disk and its partitions. **May block** while the device recovers.
-    ///
-    /// # Errors
-    /// Those of [`BlockDevice::open`].
-    pub(crate) fn open(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
-        let mut files = vec![(disk.clone(), disk.open(roots, OpenMode::Shared)?)];
-        for partition in disk.partitions()? {
-            match partition.open(roots, OpenMode::Shared) {
-                Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
-                opened => files.push((partition, opened?)),
-            }
-        }
-        Ok(Self { files })
-    }
-
-    /// Writes the dirty pages of each back, also after one has failed. **Blocks** until all are
-    /// written.
-    ///
-    /// # Errors
-    /// `Io` if a write failed, also an earlier one since the open. The pages are lost.
-    pub(crate) fn write_pages(&self, roots: &Roots) -> Result<()> {
-        let mut first = Ok(());
-        for (device, file) in &self.files {
-            let written = match roots.devices.write_pages(file) {
-                Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                    roots.devices.sync(file)
-                }
-                written => written,
-            };
-            let written =
-                written.map_err(|error| device.failed("cannot write back", roots, &error));
-            first = first.and(written);
-        }
-        first
-    }
-}
-
 impl BlockDevice {
     /// Writes dirty pages back, waits for them and drops them (`BLKFLSBUF`). It does not report a
     /// failed write: the calls after it do. **Blocks** until the device has done it.
@@ -122,7 +78,7 @@ impl BlockDevice {
         operation(self, file)
     }
 
-    fn failed(&self, what: &str, roots: &Roots, error: &io::Error) -> Error {
+    pub(super) fn failed(&self, what: &str, roots: &Roots, error: &io::Error) -> Error {
         Error::io(what, &self.node(roots), error)
     }
 }
