@@ -4,7 +4,7 @@
 use crate::engine::Engine;
 use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::unit::place::are_addresses_of_one_number;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::id::{DiskSeq, Lun};
 use crate::scsi::{Comparison, ScsiDevice, Strength};
 
@@ -31,8 +31,11 @@ impl ProbedPath {
                     first = age;
                     earlier = Some(other);
                 }
-                // The read of another unit's device may fail once that is gone.
-                Err(error) if other.is_there() => return Err(error),
+                // The read of another unit's device may fail once that is gone. The kernel
+                // removes the attributes of a device before its directory.
+                Err(error) if error.kind() != ErrorKind::Vanished && other.is_there() => {
+                    return Err(error);
+                }
                 _ => {}
             }
         }
@@ -82,6 +85,17 @@ mod tests {
 
     /// Returns the earlier alias of the device at `lun`; all `devices` have the same name.
     fn alias(naa: [u8; 8], devices: &[&str], lun: &str, changed: bool) -> Option<String> {
+        alias_after(|_| {}, naa, devices, lun, changed)
+    }
+
+    /// As [`alias`], after this change below the target's directory.
+    fn alias_after(
+        change: impl FnOnce(&Path),
+        naa: [u8; 8],
+        devices: &[&str],
+        lun: &str,
+        changed: bool,
+    ) -> Option<String> {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         let target = roots.sysfs.join("devices/target2:0:0");
@@ -91,6 +105,7 @@ mod tests {
             device(&target, naa, disk, &format!("sd{seq}"), seq);
             std::os::unix::fs::symlink(target.join(disk), bus.join(disk)).unwrap();
         }
+        change(&target);
         let engine = Engine::start(roots.clone()).unwrap();
         let device = ScsiDevice::find(&roots, lun.parse().unwrap());
         let device = device.unwrap().unwrap();
@@ -121,6 +136,18 @@ mod tests {
         // LUN 1 has the lower number, but another attach may have returned the other disk
         // before this one was visible.
         assert_eq!(alias("2:0:0:1", true).as_deref(), Some("2:0:0:16385"));
+    }
+
+    #[test]
+    fn a_device_whose_attributes_the_kernel_has_removed_is_no_alias() {
+        let both = ["2:0:0:1", "2:0:0:2"];
+        // A name of the vendor's own needs the attribute `vendor`, which is not there.
+        let vendors_own = |target: &Path| {
+            let page = [0, 0x83, 0, 6, 2, 0, 0, 2, 1, 2];
+            fs::write(target.join("2:0:0:2/vpd_pg83"), page).unwrap();
+        };
+        let alias = alias_after(vendors_own, UNIQUE, &both, "2:0:0:1", true);
+        assert_eq!(alias, None);
     }
 
     #[test]
