@@ -37,12 +37,12 @@ impl DetachRun<'_> {
         let (engine, limit) = (self.engine, below_map_limit(deadline));
         self.close_replaced_paths();
         let is_replaced = |device: &ScsiDevice| self.replaced.iter().any(|(it, _)| it == device);
-        let is_open = |device: &ScsiDevice| self.open_paths.iter().any(|it| it.device == *device);
+        let is_open = |disk: &BlockDevice| self.open_paths.iter().any(|it| it.disk == *disk);
         let mut wanted = Vec::new();
         for path in paths {
             let disk = path.disk.as_ref().filter(|disk| below.contains(disk));
-            let is_wanted = !is_replaced(&path.device) && !is_open(&path.device);
-            if let Some(disk) = disk.filter(|_| is_wanted) {
+            let is_wanted = |disk: &&BlockDevice| !is_replaced(&path.device) && !is_open(disk);
+            if let Some(disk) = disk.filter(is_wanted) {
                 wanted.push((path, disk));
             }
         }
@@ -59,7 +59,7 @@ impl DetachRun<'_> {
                 }),
                 Err(error) if error.kind() == ErrorKind::Vanished => {
                     tracing::debug!(%error, "a path of the map has died");
-                    if let PathIdentity::Live(_) = path.identity_now {
+                    if matches!(path.identity_now, PathIdentity::Live(_)) || path.timed_out {
                         self.add_unwritten(path.device.clone());
                     }
                 }

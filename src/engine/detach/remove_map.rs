@@ -15,13 +15,13 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
-use crate::uevent::{self, Watch};
+use crate::uevent::{self, RemovedDevice, Watch};
 
 /// The interval between two reads of a map's status while its flush runs.
 const MAP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Claims the map, flushes it, and removes it with the maps of its partitions.
-/// `receipt` is updated at each step.
+/// `receipt` is updated at each step. udev may not have handled the removal of the map yet.
 ///
 /// The caller has checked its users with [`refuse_users_of_map`]. Where `replaced` is
 /// given, another unit answers below the map: nothing is written there.
@@ -36,7 +36,7 @@ pub(super) fn remove_map(
     watch: &mut Watch,
     receipt: &mut MapReceipt,
     call: &mut CallContext,
-) -> Result<()> {
+) -> Result<RemovedDevice> {
     let deadline = call.deadline;
     let (daemon, request, replaced) = run;
     let policy = request.flush_policy;
@@ -69,9 +69,9 @@ pub(super) fn remove_map(
             false
         });
     }
-    removed?;
+    let removed = removed?;
     receipt.gone = true;
-    Ok(())
+    Ok(removed)
 }
 
 /// Removes the maps of the map's partitions, after each of them is claimed and flushed;
@@ -108,7 +108,8 @@ fn remove_partition_maps(
     call.enter(Stage::RemoveMap);
     for (part, claim) in claimed {
         drop(claim);
-        delete_map(engine, &part, None, watch, deadline)?;
+        let removed = delete_map(engine, &part, None, watch, deadline)?;
+        settle_removal(engine, watch, &removed, deadline)?;
     }
     Ok(())
 }
@@ -279,7 +280,7 @@ pub(in crate::engine) fn remove_pathless_map(
                 watch.next(deadline.at_most(pauses.pause()));
             }
             Err(error) if error.kind() == ErrorKind::Vanished && !map.is_there() => {}
-            done => return done,
+            removed => return settle_removal(engine, &mut watch, &removed?, deadline),
         }
     }
     Ok(())
@@ -296,19 +297,17 @@ fn has_only_transient_users(engine: &Engine, map: &Map, deadline: Deadline) -> R
     ))
 }
 
-/// Removes the map and returns when sysfs no longer shows it and udev has handled the
-/// removal.
+/// Removes the map and returns when sysfs no longer shows it.
 fn delete_map(
     engine: &Engine,
     map: &Map,
     daemon: Option<&Daemon>,
     watch: &mut Watch,
     deadline: Deadline,
-) -> Result<()> {
-    let (roots, mode) = (engine.roots(), engine.hub().mode());
-    let disk = map.disk();
+) -> Result<RemovedDevice> {
+    let (roots, disk) = (engine.roots(), map.disk());
     let mark = FailedFlush::of(roots, disk)?;
-    let removed_device = uevent::RemovedDevice::of(roots, disk)?;
+    let removed_device = RemovedDevice::of(roots, disk)?;
     // This keeps multipathd from making the map again on a path's event. A daemon
     // that hangs gets half of the time; the kernel needs no daemon.
     let limit = deadline.half();
@@ -324,7 +323,18 @@ fn delete_map(
         })?;
     }
     mark.clear();
-    uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
+    Ok(removed_device)
+}
+
+/// Waits until udev has handled the removal.
+pub(super) fn settle_removal(
+    engine: &Engine,
+    watch: &mut Watch,
+    removed: &RemovedDevice,
+    deadline: Deadline,
+) -> Result<()> {
+    let (roots, mode) = (engine.roots(), engine.hub().mode());
+    uevent::settle_removal(watch, mode, roots, removed, deadline)
 }
 
 fn name_holders(engine: &Engine, map: &Map, error: Error, deadline: Deadline) -> Error {

@@ -8,7 +8,7 @@ use crate::engine::detach::foreign_unit::{
 };
 use crate::engine::detach::receipt::{Flush, MapReceipt};
 use crate::engine::detach::remove_device::{delete_disk, delete_diskless};
-use crate::engine::detach::remove_map::{refuse_users_of_map, remove_map};
+use crate::engine::detach::remove_map::{refuse_users_of_map, remove_map, settle_removal};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::engine::unit::{KnownPath, PathIdentity, paths_of};
 use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, claim_replaced};
@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::pool;
 use crate::multipath::Map;
+use crate::uevent::RemovedDevice;
 
 impl DetachRun<'_> {
     /// Removes the map and the paths that are there now; returns `false` where there are
@@ -47,9 +48,12 @@ impl DetachRun<'_> {
             self.refuse_failed_flush_below(&paths, &below)?;
             let replaced = flush_if_replaced_below(&paths, &below);
             call.enter(Stage::Claim);
-            self.check_and_remove_map(&map, replaced, (&paths, &below), call)?;
+            let removed = self.check_and_remove_map(&map, replaced, (&paths, &below), call)?;
+            // Another process may see a failed write before udev has handled the removal.
             call.enter(Stage::Flush);
-            self.write_back_open_paths(deadline)?;
+            let written = self.write_back_open_paths(deadline);
+            settle_removal(engine, &mut self.maps, &removed, deadline)?;
+            written?;
             self.mark_in_map(&paths, &below);
         } else {
             // Another process removed the map after this call could not.
@@ -140,7 +144,7 @@ impl DetachRun<'_> {
         replaced: Option<Flush>,
         (paths, below): (&[KnownPath], &[BlockDevice]),
         call: &mut CallContext,
-    ) -> Result<()> {
+    ) -> Result<RemovedDevice> {
         let mut receipt = MapReceipt {
             name: map.name().to_owned(),
             uuid: map.uuid().to_owned(),

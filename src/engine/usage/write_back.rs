@@ -10,7 +10,7 @@ use crate::engine::detach::receipt::Flush;
 use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, host_queue_of, run_in_queue};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot};
-use crate::error::{ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
 use crate::kernel::{Roots, worker};
 use crate::scsi::{self, ScsiDevice};
@@ -125,11 +125,8 @@ pub(in crate::engine) fn write_back_below_map(
     let (file, own, roots) = (Arc::clone(file), disk.clone(), engine.roots().clone());
     let written = move |file: &File| {
         let dropped = own.drop_pages(&roots, file);
-        match own.write_pages(&roots, file) {
-            Err(error) if error.kind() == ErrorKind::Io => {
-                mark.set(&error);
-                Err(error)
-            }
+        match with_record(&mark, is_failed_write, || own.write_pages(&roots, file)) {
+            Err(error) if is_failed_write(&error) => Err(error),
             _ => Ok(dropped.and_then(|()| own.flush(&roots, file))),
         }
     };
@@ -149,8 +146,8 @@ pub(in crate::engine) fn write_back_below_map(
     }
 }
 
-/// Writes the pages of an open disk and of its partitions back, records a failed write, and
-/// closes them.
+/// Writes the pages of an open disk and of its partitions back, records a failed write as
+/// [`flush`] does, and closes them.
 ///
 /// # Errors
 /// `Io` if a write failed; `TimedOut`, and then the write and the close go on; `Quarantined`.
@@ -161,15 +158,7 @@ pub(in crate::engine) fn write_pages_of(
     deadline: Deadline,
 ) -> Result<()> {
     let mark = FailedFlush::of(engine.roots(), disk)?;
-    let write = move || {
-        let written = files.write_back();
-        if let Err(error) = &written
-            && error.kind() == ErrorKind::Io
-        {
-            mark.set(error);
-        }
-        written
-    };
+    let write = move || with_record(&mark, is_failed_write, || files.write_back());
     let what = format!("{} to write back", disk.name());
     let queue = host_queue_of(engine, disk);
     run_in_queue(
@@ -193,16 +182,32 @@ pub(in crate::engine) fn flush(
     disk: &BlockDevice,
     mark: &FailedFlush,
 ) -> Result<Flush> {
+    // A process that may not drop the pages has lost nothing.
+    let has_failed = |error: &Error| error.kind() != ErrorKind::NotPermitted;
+    with_record(mark, has_failed, || {
+        worker::run_with_own_fd_table_and(file, |file| flush_pages_and_cache(roots, disk, file))
+    })
+}
+
+/// A device that is gone, or that a process may not write to, is no failed write.
+fn is_failed_write(error: &Error) -> bool {
+    error.kind() == ErrorKind::Io
+}
+
+/// Writes under the record that the write may have failed.
+fn with_record<T>(
+    mark: &FailedFlush,
+    has_failed: impl FnOnce(&Error) -> bool,
+    write: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     let is_marked = mark.begin()?;
-    let flushed =
-        worker::run_with_own_fd_table_and(file, |file| flush_pages_and_cache(roots, disk, file));
-    match &flushed {
-        // A process that may not drop the pages has lost nothing.
-        Err(error) if error.kind() != ErrorKind::NotPermitted => mark.set(error),
+    let written = write();
+    match &written {
+        Err(error) if has_failed(error) => mark.set(error),
         _ if is_marked => mark.clear(),
         _ => {}
     }
-    flushed
+    written
 }
 
 /// If all pages are written, a flush of the unit's cache that the path's ALUA access state

@@ -19,11 +19,11 @@ pub(crate) struct OpenDisk {
 }
 
 impl OpenDisk {
-    /// Opens the disk and its partitions beside their other users. A partition that cannot be
-    /// opened is left out. **May block** while the device recovers.
+    /// Opens the disk and its partitions beside their other users. **May block** while the device
+    /// recovers.
     ///
     /// # Errors
-    /// Those of [`BlockDevice::open`], for the disk.
+    /// Those of [`BlockDevice::open`].
     pub(crate) fn open(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
         let (opened, is_open) = mpsc::channel();
         let (order, is_ordered) = mpsc::channel();
@@ -66,21 +66,185 @@ fn open_all(roots: &Roots, disk: &BlockDevice) -> Result<Vec<(BlockDevice, File)
     for partition in disk.partitions()? {
         match partition.open(roots, OpenMode::Shared) {
             Ok(file) => files.push((partition, file)),
-            Err(error) => tracing::debug!(%error, "a partition is left out"),
+            // Another process removed the partition, and the kernel wrote it back at that time.
+            Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir().exists() => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(files)
 }
 
+/// A process that is killed while it waits for its pages takes the report of a failed write with
+/// it, except in `BLKFLSBUF`, which comes first: see the head of `flush.rs`.
 fn write_pages(roots: &Roots, files: &[(BlockDevice, File)]) -> Result<()> {
     let mut first = Ok(());
     for (device, file) in files {
+        if let Err(error) = roots.devices.drop_pages(file) {
+            tracing::debug!(%error, disk = device.name(), "the pages are not dropped");
+        }
         let written = match roots.devices.write_pages(file) {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => roots.devices.sync(file),
             written => written,
         };
         let written = written.map_err(|error| device.failed("cannot write back", roots, &error));
-        first = first.and(written);
+        let is_lost = |result: &Result<()>| {
+            let error = result.as_ref().err();
+            error.is_some_and(|error| error.kind() == ErrorKind::Io)
+        };
+        if first.is_ok() || (is_lost(&written) && !is_lost(&first)) {
+            first = written;
+        }
     }
     first
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use nix::errno::Errno;
+
+    use super::*;
+    use crate::id::DevNo;
+    use crate::kernel::devices::{Completion, NumberedDevice};
+    use crate::kernel::{DeviceAccess, Devices};
+
+    /// A kernel with a disk and its partition.
+    #[derive(Debug, Default)]
+    struct Partitioned {
+        open_partition: Option<Errno>,
+        write_partition: Option<Errno>,
+        write_disk: Option<Errno>,
+        /// The calls so far.
+        calls: Mutex<Vec<&'static str>>,
+    }
+
+    impl Partitioned {
+        fn end(&self, call: &'static str, error: Option<Errno>) -> io::Result<()> {
+            self.calls.lock().unwrap().push(call);
+            error.map_or(Ok(()), |errno| Err(errno.into()))
+        }
+    }
+
+    fn is_partition(file: &File) -> bool {
+        file.metadata().unwrap().len() > 0
+    }
+
+    impl DeviceAccess for Partitioned {
+        fn write_attribute(&self, _: &Path, _: &str, _: &dyn Fn() -> bool) -> io::Result<bool> {
+            Err(Errno::ENOSYS.into())
+        }
+
+        fn open(&self, node: &Path, _: OpenMode) -> io::Result<(File, Option<DevNo>)> {
+            let file = File::open(node)?;
+            let minor = u32::from(is_partition(&file));
+            if let Some(errno) = self.open_partition.filter(|_| minor == 1) {
+                return Err(errno.into());
+            }
+            Ok((file, Some(format!("8:{minor}").parse().unwrap())))
+        }
+
+        fn device_at(&self, _: &Path) -> io::Result<Option<NumberedDevice>> {
+            Err(Errno::ENOSYS.into())
+        }
+
+        fn disk_sequence(&self, _: &File) -> io::Result<u64> {
+            Err(Errno::ENOSYS.into())
+        }
+
+        fn sync(&self, _: &File) -> io::Result<()> {
+            self.end("sync", None)
+        }
+
+        fn write_pages(&self, file: &File) -> io::Result<()> {
+            if is_partition(file) {
+                self.end("write partition", self.write_partition)
+            } else {
+                self.end("write disk", self.write_disk)
+            }
+        }
+
+        fn drop_pages(&self, file: &File) -> io::Result<()> {
+            let partition = is_partition(file);
+            self.end(
+                if partition {
+                    "drop partition"
+                } else {
+                    "drop disk"
+                },
+                None,
+            )
+        }
+
+        fn scsi_read(
+            &self,
+            _: &File,
+            _: &[u8],
+            _: &mut [u8],
+            _: Duration,
+        ) -> io::Result<Completion> {
+            Err(Errno::ENOSYS.into())
+        }
+    }
+
+    /// Opens the disk on this kernel, and writes it back.
+    fn written_back(kernel: &Arc<Partitioned>) -> Result<()> {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots {
+            devices: Devices::Other(Arc::<Partitioned>::clone(kernel)),
+            ..Roots::below(root.path())
+        };
+        let dir = roots.sysfs.join("block/sda");
+        fs::create_dir_all(dir.join("sda1")).unwrap();
+        fs::create_dir_all(&roots.dev).unwrap();
+        for (file, text) in [("dev", "8:0"), ("sda1/dev", "8:1"), ("sda1/partition", "1")] {
+            fs::write(dir.join(file), format!("{text}\n")).unwrap();
+        }
+        fs::write(roots.dev.join("sda"), "").unwrap();
+        fs::write(roots.dev.join("sda1"), "1").unwrap();
+        let disk = BlockDevice::at(&dir).unwrap().unwrap();
+        OpenDisk::open(&roots, &disk)?.write_back()
+    }
+
+    #[test]
+    fn pages_are_written_by_the_call_that_leaves_a_failure_to_the_next() {
+        let kernel = Arc::new(Partitioned::default());
+        written_back(&kernel).unwrap();
+        let calls = [
+            "drop disk",
+            "write disk",
+            "drop partition",
+            "write partition",
+        ];
+        assert_eq!(*kernel.calls.lock().unwrap(), calls);
+    }
+
+    #[test]
+    fn a_disk_whose_partition_cannot_be_opened_is_not_open() {
+        for (errno, kind) in [
+            (Errno::EPERM, ErrorKind::NotPermitted),
+            (Errno::ENXIO, ErrorKind::Vanished),
+        ] {
+            let kernel = Arc::new(Partitioned {
+                open_partition: Some(errno),
+                ..Partitioned::default()
+            });
+            let error = written_back(&kernel).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_lost_page_is_not_hidden_by_an_earlier_refusal() {
+        let kernel = Arc::new(Partitioned {
+            write_disk: Some(Errno::EACCES),
+            write_partition: Some(Errno::EIO),
+            ..Partitioned::default()
+        });
+        let error = written_back(&kernel).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    }
 }

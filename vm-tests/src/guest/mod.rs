@@ -9,6 +9,8 @@ pub mod crash;
 pub mod daemon;
 pub mod direct;
 pub mod directory;
+#[cfg(feature = "guest")]
+pub mod dirty_path;
 pub mod disk_users;
 #[cfg(feature = "guest")]
 pub mod exports;

@@ -109,6 +109,31 @@ impl Drop for StoppedGuard {
     }
 }
 
+/// udevd runs no `partx` for a path of a map, while this lives.
+#[derive(Debug)]
+#[must_use = "udevd runs it again as soon as this is dropped"]
+pub struct NoPartxGuard(());
+
+const NO_PARTX: &str = "/run/udev/rules.d/10-no-partx.rules";
+
+/// Keeps udevd from removing the partitions of a path of a map, for events from now on. The
+/// `fsync` of `partx` also writes the pages of the path back.
+pub fn without_partx() -> NoPartxGuard {
+    fs::create_dir_all("/run/udev/rules.d").expect("udev's rules");
+    // The name comes from kpartx's 68-del-part-nodes.rules.
+    let rule = "SUBSYSTEM==\"block\", ENV{DONT_DEL_PART_NODES}=\"1\"\n";
+    fs::write(NO_PARTX, rule).expect(NO_PARTX);
+    assert!(asked(&["control", "--reload"]), "udevd is deaf");
+    NoPartxGuard(())
+}
+
+impl Drop for NoPartxGuard {
+    fn drop(&mut self) {
+        let _gone_already = fs::remove_file(NO_PARTX);
+        let _deaf = asked(&["control", "--reload"]);
+    }
+}
+
 /// There is no udevd while this lives.
 #[derive(Debug)]
 #[must_use = "udevd is started as soon as this is dropped"]

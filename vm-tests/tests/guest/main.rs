@@ -21,6 +21,7 @@ mod command;
 mod command_flags_iscsi_nbd;
 mod command_threads;
 mod detach;
+mod detach_crash;
 mod fc_lab;
 mod fc_multipath;
 mod fc_paths;

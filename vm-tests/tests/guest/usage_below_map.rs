@@ -10,32 +10,16 @@ use std::time::Duration;
 
 use lunbd::engine::{DetachFailure, Detachment, Flush, StageObserver};
 use lunbd::error::Stage;
-use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, Engine, ErrorKind, Source};
+use lunbd::{Deadline, DetachRequest, DetachTarget, Engine, ErrorKind};
 use vm_tests::guest::agent::{engine, soon};
-use vm_tests::guest::direct::stored;
+use vm_tests::guest::dirty_path::{DirtyPath, WITHIN, attached_paths, protect_disks};
 use vm_tests::guest::queueing_map::QueueingMap;
-use vm_tests::guest::{self, ScsiDebug, partitioned, udevd};
+use vm_tests::guest::{self, partitioned, udevd};
 
-const WRITE_PROTECT: &str = "/sys/module/scsi_debug/parameters/wp";
-/// A place of the disk that no table of partitions uses.
-const WITHIN: usize = 4 << 20;
+type Detached = Result<Detachment, DetachFailure>;
 
 fn writer(node: &Path) -> File {
     OpenOptions::new().write(true).open(node).unwrap()
-}
-
-/// Attaches both paths of a unit, and returns their nodes.
-fn attached_paths(engine: &Engine) -> (ScsiDebug, Vec<PathBuf>) {
-    let (target, sources) = ScsiDebug::two_paths_of(16);
-    let sources = sources.iter().map(|source| source.parse().unwrap());
-    let disks = sources
-        .map(|source: Source| {
-            let attached = engine.attach(&AttachRequest::new(source), soon());
-            attached.unwrap().paths().last().unwrap().node.clone()
-        })
-        .collect();
-    udevd::settle();
-    (target, disks)
 }
 
 #[test]
@@ -56,7 +40,7 @@ fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_kee
     assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
     let us = format!("open for writing in process {}", std::process::id());
     assert!(failure.to_string().contains(&us), "{failure}");
-    assert_eq!(target.devices().len(), 2);
+    assert_eq!(target.target.devices().len(), 2);
     // A detach that does not see the writer learns from the kernel that the map is open.
     let node = node.to_str().unwrap();
     let mut unseen = Command::new("unshare")
@@ -76,46 +60,14 @@ fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_kee
     drop((writes, map, held));
 }
 
-/// A map whose first path has dirty pages of its own, which the map does not know.
-struct DirtyPath {
-    engine: Engine,
-    disks: Vec<PathBuf>,
-    map: QueueingMap,
-    _target: ScsiDebug,
-}
-
-impl DirtyPath {
-    fn new() -> Self {
-        let engine = engine();
-        let (target, disks) = attached_paths(&engine);
-        let held = udevd::stopped();
-        let map = QueueingMap::over(&disks);
-        let data = vec![0xa5; 64 << 10];
-        // The map has the path open, so that no close writes it back.
-        let mut writes = writer(&disks[0]);
-        writes.seek(SeekFrom::Start(WITHIN as u64)).unwrap();
-        writes.write_all(&data).unwrap();
-        drop(writes);
-        let is_written = stored(&disks[1], WITHIN, data.len()) == data;
-        assert!(!is_written, "it is written back");
-        drop(held);
-        Self {
-            engine,
-            disks,
-            map,
-            _target: target,
-        }
-    }
-
-    /// Detaches the map.
-    fn detach(&self, observer: StageObserver) -> Result<Detachment, DetachFailure> {
-        let request = DetachRequest::new(DetachTarget::Device(self.map.node()));
-        self.engine.detach(request.observe(observer), soon())
-    }
+/// Detaches the map.
+fn detach(engine: &Engine, map: &QueueingMap, observer: StageObserver) -> Detached {
+    let request = DetachRequest::new(DetachTarget::Device(map.node()));
+    engine.detach(request.observe(observer), soon())
 }
 
 #[track_caller]
-fn require_lost(detached: Result<Detachment, DetachFailure>) {
+fn require_lost(detached: Detached) {
     let safe = match &detached {
         Ok(detachment) => detachment.safe_to_unmap,
         Err(failure) => failure.receipt.safe_to_unmap,
@@ -128,44 +80,79 @@ fn require_lost(detached: Result<Detachment, DetachFailure>) {
 
 #[test]
 fn what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap() {
-    let dirty = DirtyPath::new();
-    fs::write(WRITE_PROTECT, "1").unwrap();
-    let detached = dirty.detach(StageObserver::new(|_| {}));
-    fs::write(WRITE_PROTECT, "0").unwrap();
+    let engine = engine();
+    let dirty = DirtyPath::new(&engine);
+    protect_disks(true);
+    let detached = detach(&engine, &dirty.map, StageObserver::new(|_| {}));
+    protect_disks(false);
     require_lost(detached);
 }
 
 #[test]
 fn a_failed_write_beside_a_map_that_another_process_has_seen_first_is_not_safe_to_unmap() {
-    let dirty = DirtyPath::new();
-    fs::write(WRITE_PROTECT, "1").unwrap();
+    let engine = engine();
+    let dirty = DirtyPath::new(&engine);
+    protect_disks(true);
     let disk = dirty.disks[0].clone();
     let failed = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&failed);
     let removes = AtomicBool::new(false);
-    let detached = dirty.detach(StageObserver::new(move |stage| {
-        // A file that is opened after this one does not see the failure.
-        if removes.swap(stage == Stage::RemoveMap, Ordering::Relaxed)
-            && File::open(&disk).unwrap().sync_all().is_err()
-        {
-            seen.fetch_add(1, Ordering::Relaxed);
-        }
-    }));
-    fs::write(WRITE_PROTECT, "0").unwrap();
+    let detached = detach(
+        &engine,
+        &dirty.map,
+        StageObserver::new(move |stage| {
+            // A file that is opened after this one does not see the failure.
+            if removes.swap(stage == Stage::RemoveMap, Ordering::Relaxed)
+                && File::open(&disk).unwrap().sync_all().is_err()
+            {
+                seen.fetch_add(1, Ordering::Relaxed);
+            }
+        }),
+    );
+    protect_disks(false);
     assert_eq!(failed.load(Ordering::Relaxed), 1);
     require_lost(detached);
 }
 
 #[test]
+fn a_path_is_written_back_before_the_detach_waits_for_udev_to_handle_the_removal_of_its_map() {
+    let engine = engine();
+    let dirty = DirtyPath::new(&engine);
+    let map = dirty.map.node();
+    let held = udevd::stopped();
+    // No file that is opened after the last close of this one sees the failure.
+    let path = File::open(&dirty.disks[0]).unwrap();
+    protect_disks(true);
+    let request = DetachRequest::new(DetachTarget::Device(map.clone()));
+    let first = engine.detach(request, Deadline::after(Duration::from_secs(8)));
+    assert!(!map.exists(), "{first:?}");
+    let seen = path.sync_all();
+    protect_disks(false);
+    drop((path, held));
+    let [lost, whole] = [0, 1].map(|path: usize| DetachTarget::Device(dirty.disks[path].clone()));
+    engine.detach(whole, soon()).unwrap();
+    require_lost(engine.detach(lost, soon()));
+    let failure = first.unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Settle), "{failure}");
+    seen.unwrap_err();
+}
+
+#[test]
 fn what_was_written_beside_its_map_to_a_path_that_is_dead_is_not_safe_to_unmap() {
-    let dirty = DirtyPath::new();
+    let engine = engine();
+    let dirty = DirtyPath::new(&engine);
     let name = dirty.disks[0].file_name().unwrap().to_str().unwrap();
     let state = format!("/sys/block/{name}/device/state");
-    let detached = dirty.detach(StageObserver::new(move |stage| {
-        if stage == Stage::RemoveMap {
-            fs::write(&state, "offline\n").unwrap();
-        }
-    }));
+    let detached = detach(
+        &engine,
+        &dirty.map,
+        StageObserver::new(move |stage| {
+            if stage == Stage::RemoveMap {
+                fs::write(&state, "offline\n").unwrap();
+            }
+        }),
+    );
     require_lost(detached);
 }
 
@@ -192,8 +179,7 @@ fn what_was_written_to_a_partition_of_a_path_that_is_dead_is_not_safe_to_unmap()
             drop(reader.lock().unwrap().take());
         }
     });
-    let request = DetachRequest::new(DetachTarget::Device(map.node()));
-    require_lost(engine.detach(request.observe(observer), soon()));
+    require_lost(detach(&engine, &map, observer));
     drop((map, target));
 }
 
@@ -210,12 +196,12 @@ fn what_a_partition_map_cannot_write_back_is_not_safe_to_unmap_where_it_is_given
     guest::create_map("part", Some(&format!("part1-{}", uuid.trim())), &table);
     let mut writes = writer(&guest::node_of_map("part"));
     writes.write_all(&vec![0xa5; 64 << 10]).unwrap();
-    fs::write(WRITE_PROTECT, "1").unwrap();
+    protect_disks(true);
     drop(writes);
     drop(held);
     let abandon = DetachRequest::new(DetachTarget::Device(map.node())).abandon_unwritten();
     let detached = engine.detach(abandon, soon());
-    fs::write(WRITE_PROTECT, "0").unwrap();
+    protect_disks(false);
     let detachment = detached.unwrap();
     assert!(!detachment.safe_to_unmap, "it is lost: {detachment:?}");
     let flush = detachment.receipt.unwrap().map.unwrap().flush;

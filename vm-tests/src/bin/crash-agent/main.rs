@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use lunbd::engine::{DetachVolume, SessionRecoveryOptions};
-use lunbd::{CrashPoint, Deadline, Engine, Source};
+use lunbd::{CrashPoint, Deadline, DetachTarget, Engine, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::crash::{ATTACHED, options, request, volume};
@@ -48,6 +48,11 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
         "detach-source" => {
             for source in sources {
                 engine.detach(source.parse::<Source>()?, soon())?;
+            }
+        }
+        "detach-device" => {
+            for node in sources {
+                engine.detach(DetachTarget::Device(node.into()), soon())?;
             }
         }
         "abandon" => {
