@@ -13,6 +13,7 @@ use vm_tests::guest::{self, ScsiDebug};
 
 const SILENT: &str = "a path that does not answer is detached as the unit that the kernel scanned";
 const THROUGH_MAP: &str = "all that a path holds went through its map, whose flush was done before";
+const WRITTEN_NEXT: &str = "the call after it writes the pages that this one should have dropped";
 const TRIED_AGAIN: &str = "somebody had it open for a moment: the removal is tried again";
 const GONE: &str = "a device that is gone is what a detach wants: it looks, and finds it gone";
 const BY_THE_KERNEL: &str = "what multipathd does not remove the kernel is told to remove";
@@ -30,21 +31,26 @@ const MULTIPATH: &[Row] = &[
     Row::refused("attach multipathd add path:*", HANGS, "map"),
     Row::succeeds("detach ioctl BLKGETDISKSEQ:*", ERRORS, SILENT),
     Row::succeeds("detach ioctl SG_IO:*", ERRORS, SILENT),
-    // First the map of the partition, then the map, and then the paths.
+    // First the map of the partition, then the map, then the paths' own pages before their
+    // claims, and last the claimed paths.
     Row::refused("detach fsync:1", &FAULTS, "flush"),
     Row::refused("detach ioctl BLKFLSBUF:1", &FAULTS, "flush"),
     Row::refused("detach fsync:2", &FAULTS, "flush"),
     Row::refused("detach ioctl BLKFLSBUF:2", &FAULTS, "flush"),
+    Row::succeeds("detach ioctl BLKFLSBUF:3", ERRORS, WRITTEN_NEXT),
+    Row::succeeds("detach ioctl BLKFLSBUF:4", ERRORS, WRITTEN_NEXT),
     Row::succeeds("detach fsync:3", ERRORS, THROUGH_MAP),
-    Row::succeeds("detach ioctl BLKFLSBUF:3", ERRORS, THROUGH_MAP),
+    Row::succeeds("detach ioctl BLKFLSBUF:5", ERRORS, THROUGH_MAP),
     Row::succeeds("detach fsync:4", ERRORS, THROUGH_MAP),
-    Row::succeeds("detach ioctl BLKFLSBUF:4", ERRORS, THROUGH_MAP),
+    Row::succeeds("detach ioctl BLKFLSBUF:6", ERRORS, THROUGH_MAP),
     Row::refused_as("detach ioctl BLKGETDISKSEQ:*", HANGS, "claim", STUCK),
     Row::refused_as("detach ioctl SG_IO:*", HANGS, "claim", STUCK),
+    Row::refused_as("detach ioctl BLKFLSBUF:3", HANGS, "claim", STUCK),
+    Row::refused_as("detach ioctl BLKFLSBUF:4", HANGS, "claim", STUCK),
     Row::succeeds("detach fsync:3", HANGS, THROUGH_MAP),
-    Row::succeeds("detach ioctl BLKFLSBUF:3", HANGS, THROUGH_MAP),
+    Row::succeeds("detach ioctl BLKFLSBUF:5", HANGS, THROUGH_MAP),
     Row::succeeds("detach fsync:4", HANGS, THROUGH_MAP),
-    Row::succeeds("detach ioctl BLKFLSBUF:4", HANGS, THROUGH_MAP),
+    Row::succeeds("detach ioctl BLKFLSBUF:6", HANGS, THROUGH_MAP),
     // This removes the map of the partition; multipathd removes the map below it.
     Row::refused_as(
         "detach dm remove:*",
@@ -92,6 +98,7 @@ fn calls_of_a_multipath_attach_and_detach_that_fail_or_hang_end_as_their_table_s
         "attach multipathd add path:2",
         "detach dm remove:1",
         "detach fsync:4",
+        "detach ioctl BLKFLSBUF:6",
         "detach multipathd del map:1",
         "detach multipathd del path:2",
         "detach write delete:2",
