@@ -249,10 +249,11 @@ impl Tracer<'_> {
                 path.starts_with("/sys").then_some(())?;
                 Some(format!("write {}", name_of(&path)))
             }
-            libc::SYS_fsync => {
+            libc::SYS_fsync | libc::SYS_sync_file_range => {
                 let path = target()?;
                 path.starts_with("/dev").then_some(())?;
-                Some("fsync".to_owned())
+                let is_fsync = call == libc::SYS_fsync;
+                Some(if is_fsync { "fsync" } else { "sync_file_range" }.to_owned())
             }
             libc::SYS_ioctl => {
                 let path = target()?;

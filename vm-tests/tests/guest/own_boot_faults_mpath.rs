@@ -8,12 +8,18 @@ use vm_tests::guest::fault_table::{
     ALL_BUT_ENODEV, EBUSY, EIO, ENODEV, ERRORS, ETIMEDOUT, FAULTS, HANGS, Row,
 };
 use vm_tests::guest::faults::FaultSweep;
+use vm_tests::guest::inject::Fault;
 use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 use vm_tests::guest::{self, ScsiDebug};
 
 const SILENT: &str = "a path that does not answer is detached as the unit that the kernel scanned";
 const THROUGH_MAP: &str = "all that a path holds went through its map, whose flush was done before";
 const WRITTEN_NEXT: &str = "the call after it writes the pages that this one should have dropped";
+const WRITTEN_AGAIN: &str =
+    "the claimed path is written back in full, and no longer through its map";
+/// The kernel reports a failed write so.
+const FAILED_WRITE: &[Fault] = &[EIO, ETIMEDOUT];
+const NO_FAILED_WRITE: &[Fault] = &[EBUSY, ENODEV];
 const TRIED_AGAIN: &str = "somebody had it open for a moment: the removal is tried again";
 const GONE: &str = "a device that is gone is what a detach wants: it looks, and finds it gone";
 const BY_THE_KERNEL: &str = "what multipathd does not remove the kernel is told to remove";
@@ -35,17 +41,31 @@ const MULTIPATH: &[Row] = &[
     // claims, and last the claimed paths.
     Row::refused("detach fsync:1", &FAULTS, "flush"),
     Row::refused("detach ioctl BLKFLSBUF:1", &FAULTS, "flush"),
+    Row::refused("detach sync_file_range:1", &FAULTS, "flush"),
     Row::refused("detach fsync:2", &FAULTS, "flush"),
+    Row::refused("detach sync_file_range:2", &FAULTS, "flush"),
     Row::refused("detach ioctl BLKFLSBUF:2", &FAULTS, "flush"),
     Row::succeeds("detach ioctl BLKFLSBUF:3", ERRORS, WRITTEN_NEXT),
     Row::succeeds("detach ioctl BLKFLSBUF:4", ERRORS, WRITTEN_NEXT),
+    Row::refused("detach sync_file_range:3", FAILED_WRITE, "flush"),
+    Row::refused("detach sync_file_range:4", FAILED_WRITE, "flush"),
+    Row::succeeds("detach sync_file_range:3", NO_FAILED_WRITE, WRITTEN_AGAIN),
+    Row::succeeds("detach sync_file_range:4", NO_FAILED_WRITE, WRITTEN_AGAIN),
     Row::succeeds("detach fsync:3", ERRORS, THROUGH_MAP),
+    Row::refused("detach sync_file_range:5", FAILED_WRITE, "flush"),
+    Row::succeeds("detach sync_file_range:5", NO_FAILED_WRITE, THROUGH_MAP),
     Row::succeeds("detach ioctl BLKFLSBUF:5", ERRORS, THROUGH_MAP),
     Row::succeeds("detach fsync:4", ERRORS, THROUGH_MAP),
+    Row::refused("detach sync_file_range:6", FAILED_WRITE, "flush"),
+    Row::succeeds("detach sync_file_range:6", NO_FAILED_WRITE, THROUGH_MAP),
     Row::succeeds("detach ioctl BLKFLSBUF:6", ERRORS, THROUGH_MAP),
     Row::refused_as("detach ioctl BLKGETDISKSEQ:*", HANGS, "claim", STUCK),
     Row::refused_as("detach ioctl SG_IO:*", HANGS, "claim", STUCK),
     Row::refused_as("detach ioctl BLKFLSBUF:3", HANGS, "claim", STUCK),
+    Row::refused_as("detach sync_file_range:3", HANGS, "claim", STUCK),
+    Row::refused_as("detach sync_file_range:4", HANGS, "claim", STUCK),
+    Row::succeeds("detach sync_file_range:5", HANGS, THROUGH_MAP),
+    Row::succeeds("detach sync_file_range:6", HANGS, THROUGH_MAP),
     Row::refused_as("detach ioctl BLKFLSBUF:4", HANGS, "claim", STUCK),
     Row::succeeds("detach fsync:3", HANGS, THROUGH_MAP),
     Row::succeeds("detach ioctl BLKFLSBUF:5", HANGS, THROUGH_MAP),
