@@ -69,8 +69,8 @@ impl Engine {
     /// the unit); `IdentityMismatch` where another unit is there than the expected one;
     /// `InvalidInput` for a partition; `NotSupported` for a disk that is neither SCSI nor NBD, and
     /// before Linux 5.14 for an NBD source while any NBD device is connected: name the node; `Io`
-    /// where a flush failed, and then no disk is removed, but its map is gone if only a path
-    /// beside the map failed; `NotPermitted`; `TimedOut` at the stage that it names.
+    /// where a flush failed, and then that disk stays, and its map may be gone; `NotPermitted`;
+    /// `TimedOut` at the stage that it names.
     #[tracing::instrument(skip_all, fields(target, node))]
     pub fn detach(
         &self,

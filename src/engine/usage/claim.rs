@@ -143,7 +143,8 @@ pub(super) fn run_in_queue<T: Send + 'static>(
 /// Opens the disk and its partitions beside their other users.
 ///
 /// # Errors
-/// `Vanished` if the disk cannot be opened any more; `TimedOut`; `Quarantined`; `NotPermitted`.
+/// `Vanished` if the disk or a partition of it cannot be opened any more; `TimedOut`;
+/// `Quarantined`; `NotPermitted`.
 pub(in crate::engine) fn open_with_partitions(
     engine: &Engine,
     disk: &BlockDevice,

@@ -146,11 +146,12 @@ pub(in crate::engine) fn write_back_below_map(
     }
 }
 
-/// Writes the pages of an open disk and of its partitions back, records a failed write as
-/// [`flush`] does, and closes them.
+/// Writes the pages of an open disk and of its partitions back, records a failed write, also one
+/// that comes after the caller has gone, and closes them.
 ///
 /// # Errors
-/// `Io` if a write failed; `TimedOut`, and then the write and the close go on; `Quarantined`.
+/// `Io` if a write failed, or if the record cannot be written; `TimedOut`, and then the write and
+/// the close go on; `Quarantined`; `Vanished`.
 pub(in crate::engine) fn write_pages_of(
     engine: &Engine,
     disk: &BlockDevice,
