@@ -9,7 +9,7 @@ use lunbd::{AttachRequest, Engine, Source};
 use super::agent::soon;
 use super::direct::stored;
 use super::queueing_map::QueueingMap;
-use super::udevd::NoPartxGuard;
+use super::udevd::NoWriteBackGuard;
 use super::{ScsiDebug, udevd};
 
 const WRITE_PROTECT: &str = "/sys/module/scsi_debug/parameters/wp";
@@ -29,17 +29,17 @@ pub fn protect_disks(protect: bool) {
 pub struct Target {
     /// The target.
     pub target: ScsiDebug,
-    _no_partx: NoPartxGuard,
+    _no_write_back: NoWriteBackGuard,
 }
 
 /// Attaches both paths of a unit, and returns their nodes.
 #[must_use]
 pub fn attached_paths(engine: &Engine) -> (Target, Vec<PathBuf>) {
-    let no_partx = udevd::without_partx();
+    let no_write_back = udevd::without_write_back();
     let (target, sources) = ScsiDebug::two_paths_of(16);
     let target = Target {
         target,
-        _no_partx: no_partx,
+        _no_write_back: no_write_back,
     };
     let attach = |source: &String| {
         let source: Source = source.parse().expect("a source");

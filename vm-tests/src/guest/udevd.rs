@@ -109,27 +109,28 @@ impl Drop for StoppedGuard {
     }
 }
 
-/// udevd runs no `partx` for a path of a map, while this lives.
+/// No rule of udev writes a disk back, while this lives.
 #[derive(Debug)]
-#[must_use = "udevd runs it again as soon as this is dropped"]
-pub struct NoPartxGuard(());
+#[must_use = "udevd writes disks back again as soon as this is dropped"]
+pub struct NoWriteBackGuard(());
 
-const NO_PARTX: &str = "/run/udev/rules.d/10-no-partx.rules";
+const NO_WRITE_BACK: &str = "/run/udev/rules.d/61-no-write-back.rules";
 
-/// Keeps udevd from removing the partitions of a path of a map, for events from now on. The
-/// `fsync` of `partx` also writes the pages of the path back.
-pub fn without_partx() -> NoPartxGuard {
+/// Keeps udevd from rereading the partitions of a disk that a writer has closed, which writes the
+/// disk back before Linux 5.14, and from running `partx` for a path of a map, whose `fsync` does.
+/// It holds for disks that are added from now on.
+pub fn without_write_back() -> NoWriteBackGuard {
     fs::create_dir_all("/run/udev/rules.d").expect("udev's rules");
-    // The name comes from kpartx's 68-del-part-nodes.rules.
-    let rule = "SUBSYSTEM==\"block\", ENV{DONT_DEL_PART_NODES}=\"1\"\n";
-    fs::write(NO_PARTX, rule).expect(NO_PARTX);
+    // 60-block.rules watches the disk, and kpartx's 68-del-part-nodes.rules reads the variable.
+    let rule = r#"SUBSYSTEM=="block", OPTIONS+="nowatch", ENV{DONT_DEL_PART_NODES}="1""#;
+    fs::write(NO_WRITE_BACK, format!("{rule}\n")).expect(NO_WRITE_BACK);
     assert!(asked(&["control", "--reload"]), "udevd is deaf");
-    NoPartxGuard(())
+    NoWriteBackGuard(())
 }
 
-impl Drop for NoPartxGuard {
+impl Drop for NoWriteBackGuard {
     fn drop(&mut self) {
-        let _gone_already = fs::remove_file(NO_PARTX);
+        let _gone_already = fs::remove_file(NO_WRITE_BACK);
         let _deaf = asked(&["control", "--reload"]);
     }
 }

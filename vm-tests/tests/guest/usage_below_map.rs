@@ -161,6 +161,7 @@ fn what_was_written_to_a_partition_of_a_path_that_is_dead_is_not_safe_to_unmap()
     let engine = engine();
     let (target, disks) = attached_paths(&engine);
     partitioned::write_to(&disks[0]);
+    guest::run(&["blockdev", "--rereadpt", disks[0].to_str().unwrap()]);
     udevd::settle();
     let name = disks[0].file_name().unwrap().to_str().unwrap();
     let partition = PathBuf::from(format!("{}1", disks[0].display()));
