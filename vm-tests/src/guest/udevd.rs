@@ -117,7 +117,7 @@ pub struct NoWriteBackGuard(());
 const NO_WRITE_BACK: &str = "/run/udev/rules.d/61-no-write-back.rules";
 
 /// Keeps udevd from rereading the partitions of a disk that a writer has closed, which writes the
-/// disk back before Linux 5.14, and from running `partx` for a path of a map, whose `fsync` does.
+/// disk back on Linux 5.10, and from running `partx` for a path of a map, whose `fsync` does.
 /// It holds for disks that are added from now on.
 pub fn without_write_back() -> NoWriteBackGuard {
     fs::create_dir_all("/run/udev/rules.d").expect("udev's rules");
