@@ -50,6 +50,10 @@ pub(crate) fn run<T: Send + 'static>(
     Err(timed_out().with_last_seen(last_seen()))
 }
 
+/// Notes the thread that runs it as the one that is in the kernel for a call, so that the report
+/// of a stuck call shows the stack of that thread.
+pub(crate) type NoteThread = Box<dyn FnOnce() + Send>;
+
 /// A call that has begun.
 #[derive(Debug)]
 pub(crate) struct Pending<T> {

@@ -18,7 +18,8 @@ pub use stuck::StuckCall;
 use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Hctl;
-use crate::kernel::{Devices, Roots, worker};
+use crate::kernel::worker::{self, NoteThread};
+use crate::kernel::{Devices, Roots};
 
 /// Every blocking call to the kernel's SCSI layer goes through this scheduler.
 ///
@@ -254,10 +255,21 @@ impl CallSlot {
     /// # Errors
     /// Those of `call`; `TimedOut` at the call's stage.
     pub(crate) fn run<T: Send + 'static>(
-        mut self,
+        self,
         deadline: Deadline,
         last_seen: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.run_with_thread(deadline, last_seen, |_| call())
+    }
+
+    /// As [`run`](Self::run), for a call that enters the kernel on another thread: that thread
+    /// runs the [`NoteThread`] first.
+    pub(crate) fn run_with_thread<T: Send + 'static>(
+        mut self,
+        deadline: Deadline,
+        last_seen: impl FnOnce() -> String,
+        call: impl FnOnce(NoteThread) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (scheduler, ticket, stage) = (self.scheduler.clone(), self.ticket, self.stage);
         let given_up = || {
@@ -269,13 +281,13 @@ impl CallSlot {
             let slot = self;
             let scheduler = slot.scheduler.clone();
             scheduler.begin(ticket);
+            let note_thread: NoteThread = Box::new(move || scheduler.begin(ticket));
             if !slot.isolated {
-                return call();
+                return call(note_thread);
             }
             worker::run_with_own_fd_table(stage, move || {
-                // This is the thread that enters the kernel.
-                scheduler.begin(ticket);
-                call()
+                note_thread();
+                call(Box::new(|| {}))
             })
         })
     }

@@ -10,7 +10,8 @@ use crate::engine::usage::{self, Extent, Removal, users_of};
 use crate::error::{ErrorKind, Result, Stage};
 use crate::id::{Hctl, NbdIndex};
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
-use crate::kernel::{OpenMode, Roots, worker};
+use crate::kernel::worker::{self, NoteThread};
+use crate::kernel::{OpenMode, Roots};
 use crate::scsi::{CallScheduler, ScsiDevice};
 use crate::uevent::{self, Mode, Watch};
 
@@ -129,14 +130,14 @@ pub(super) fn run_in_queue<T: Send + 'static>(
     what: &str,
     deadline: Deadline,
     last_seen: impl FnOnce() -> String,
-    call: impl FnOnce() -> Result<T> + Send + 'static,
+    call: impl FnOnce(NoteThread) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     match queue {
         Some((scheduler, hctl)) => {
             let slot = scheduler.on_device(hctl, stage, what)?;
-            slot.run(deadline, last_seen, call)
+            slot.run_with_thread(deadline, last_seen, call)
         }
-        None => worker::run(stage, what, deadline, last_seen, call),
+        None => worker::run(stage, what, deadline, last_seen, || call(Box::new(|| {}))),
     }
 }
 
@@ -151,7 +152,7 @@ pub(in crate::engine) fn open_with_partitions(
     deadline: Deadline,
 ) -> Result<OpenDisk> {
     let (own, roots) = (disk.clone(), engine.roots().clone());
-    let open = move || OpenDisk::open(&roots, &own);
+    let open = move |note_thread| OpenDisk::open(&roots, &own, note_thread);
     open_in_queue(host_queue_of(engine, disk), disk, deadline, open)
 }
 
@@ -163,7 +164,7 @@ fn try_claim(
 ) -> Result<File> {
     let (own, roots) = (disk.clone(), roots.clone());
     crash_point!(ClaimToTake);
-    let open = move || own.open(&roots, OpenMode::Exclusive);
+    let open = move |_| own.open(&roots, OpenMode::Exclusive);
     let claimed = open_in_queue(queue, disk, deadline, open)?;
     crash_point!(ClaimTaken);
     Ok(claimed)
@@ -173,7 +174,7 @@ fn open_in_queue<T: Send + 'static>(
     queue: HostQueue<'_>,
     disk: &BlockDevice,
     deadline: Deadline,
-    open: impl FnOnce() -> Result<T> + Send + 'static,
+    open: impl FnOnce(NoteThread) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let what = format!("the kernel to open {}", disk.name());
     let last_seen = || "not returned".to_owned();

@@ -84,7 +84,7 @@ pub(in crate::engine) fn write_back(
         &format!("{} to write back", disk.name()),
         limit,
         || disk.describe(),
-        move || flush(&roots, file, &own, &mark),
+        move |_| flush(&roots, file, &own, &mark),
     );
     match (flushed, earlier) {
         (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
@@ -136,7 +136,7 @@ pub(in crate::engine) fn write_back_below_map(
         &format!("{} to write back", disk.name()),
         deadline,
         || disk.describe(),
-        move || worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
+        move |_| worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
     );
     match flushed {
         Ok(Ok(Ok(()))) => Ok(Flush::Done),
@@ -159,7 +159,8 @@ pub(in crate::engine) fn write_pages_of(
     deadline: Deadline,
 ) -> Result<()> {
     let mark = FailedFlush::of(engine.roots(), disk)?;
-    let write = move || with_record(&mark, is_failed_write, || files.write_back());
+    let write =
+        move |note_thread| with_record(&mark, is_failed_write, || files.write_back(note_thread));
     let what = format!("{} to write back", disk.name());
     let queue = host_queue_of(engine, disk);
     run_in_queue(

@@ -6,7 +6,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use super::BlockDevice;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::{OpenMode, Roots, worker};
+use crate::kernel::worker::{self, NoteThread};
+use crate::kernel::{OpenMode, Roots};
 
 /// The files. A thread with a file table of its own has them and closes them, because the last
 /// close writes dirty pages back: the kernel may hold that thread for as long as the device is
@@ -14,26 +15,31 @@ use crate::kernel::{OpenMode, Roots, worker};
 #[derive(Debug)]
 pub(crate) struct OpenDisk {
     /// Tells the thread to write; when it is dropped, the thread closes the files.
-    order: Sender<()>,
+    order: Sender<NoteThread>,
     written: Receiver<Result<()>>,
 }
 
 impl OpenDisk {
     /// Opens the disk and its partitions beside their other users. **May block** while the device
-    /// recovers.
+    /// recovers. The thread that enters the kernel
+    /// runs `note_thread` first.
     ///
     /// # Errors
     /// Those of [`BlockDevice::open`].
-    pub(crate) fn open(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
+    pub(crate) fn open(roots: &Roots, disk: &BlockDevice, note_thread: NoteThread) -> Result<Self> {
         let (opened, is_open) = mpsc::channel();
-        let (order, is_ordered) = mpsc::channel();
+        let (order, orders) = mpsc::channel::<NoteThread>();
         let (done, written) = mpsc::channel();
         let (roots, disk) = (roots.clone(), disk.clone());
         worker::start_with_own_fd_table(Stage::Claim, move || {
+            note_thread();
             match open_all(&roots, &disk) {
                 Err(error) => drop(opened.send(Err(error))),
                 Ok(files) => {
-                    if opened.send(Ok(())).is_ok() && is_ordered.recv().is_ok() {
+                    if opened.send(Ok(())).is_ok()
+                        && let Ok(note_thread) = orders.recv()
+                    {
+                        note_thread();
                         let result = write_pages(&roots, &files);
                         drop(files);
                         let _nobody_waits = done.send(result);
@@ -47,12 +53,13 @@ impl OpenDisk {
     }
 
     /// Writes the dirty pages of each file back, also after one has failed, and closes them.
-    /// **Blocks** until that is done.
+    /// **Blocks** until that is done. The thread that enters the kernel
+    /// runs `note_thread` first.
     ///
     /// # Errors
     /// `Io` if a write failed, also an earlier one since the open. The pages are lost.
-    pub(crate) fn write_back(self) -> Result<()> {
-        self.order.send(()).map_err(|_| died())?;
+    pub(crate) fn write_back(self, note_thread: NoteThread) -> Result<()> {
+        self.order.send(note_thread).map_err(|_| died())?;
         self.written.recv().map_err(|_| died())?
     }
 }
@@ -100,12 +107,14 @@ fn write_pages(roots: &Roots, files: &[(BlockDevice, File)]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::fs;
     use std::path::Path;
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
     use nix::errno::Errno;
+    use nix::unistd::{Pid, gettid};
 
     use super::*;
     use crate::id::DevNo;
@@ -120,11 +129,14 @@ mod tests {
         write_disk: Option<Errno>,
         /// The calls so far.
         calls: Mutex<Vec<&'static str>>,
+        /// The threads of the calls.
+        threads: Mutex<BTreeSet<Pid>>,
     }
 
     impl Partitioned {
         fn end(&self, call: &'static str, error: Option<Errno>) -> io::Result<()> {
             self.calls.lock().unwrap().push(call);
+            self.threads.lock().unwrap().insert(gettid());
             error.map_or(Ok(()), |errno| Err(errno.into()))
         }
     }
@@ -206,7 +218,16 @@ mod tests {
         fs::write(roots.dev.join("sda"), "").unwrap();
         fs::write(roots.dev.join("sda1"), "1").unwrap();
         let disk = BlockDevice::at(&dir).unwrap().unwrap();
-        OpenDisk::open(&roots, &disk)?.write_back()
+        let noted = [(); 2].map(|()| Arc::<Mutex<Option<Pid>>>::default());
+        let [open, write] = noted
+            .clone()
+            .map(|thread| Box::new(move || *thread.lock().unwrap() = Some(gettid())));
+        let written = OpenDisk::open(&roots, &disk, open)?.write_back(write);
+        for thread in noted {
+            let thread = thread.lock().unwrap().expect("a thread");
+            assert_eq!(*kernel.threads.lock().unwrap(), BTreeSet::from([thread]));
+        }
+        written
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
 
+use nix::unistd::gettid;
+
 use super::*;
 use crate::error::Retry;
 
@@ -74,6 +76,34 @@ fn queued(scheduler: &CallScheduler, host: u32) -> usize {
 
 fn is_idle(scheduler: &CallScheduler) -> bool {
     scheduler.table().is_empty()
+}
+
+#[test]
+fn the_report_of_a_stuck_call_shows_the_thread_that_is_in_the_kernel_for_it() {
+    let scheduler = scheduler();
+    let (release, hang) = hanging();
+    let (told, own) = mpsc::channel();
+    let call = |note_thread: NoteThread| {
+        let in_the_kernel = thread::spawn(move || {
+            note_thread();
+            told.send(gettid()).unwrap();
+            hang()
+        });
+        in_the_kernel.join().unwrap()
+    };
+    let slot = scheduler.on_device(at("3:0:0:1"), Stage::Flush, "the flush");
+    let ended = slot
+        .unwrap()
+        .run_with_thread(Deadline::after(SHORT), String::new, call);
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::TimedOut);
+    let own = own.recv_timeout(LONG).unwrap();
+    let calls: Vec<Call> = scheduler.table().stuck().cloned().collect();
+    let [call] = &*calls else {
+        panic!("{calls:?}");
+    };
+    let stack = call.stack.clone().unwrap();
+    assert!(stack.ends_with(format!("task/{own}/stack")), "{stack:?}");
+    drop(release);
 }
 
 #[test]
