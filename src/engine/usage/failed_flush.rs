@@ -55,20 +55,24 @@ impl FailedFlush {
         }
     }
 
-    /// Records that a flush begins, unless an earlier one has failed: the kernel reports a
-    /// loss only to the flushing process, which may die before it records the loss. The record
-    /// also keeps the room for that of a failure. Returns whether there is a record to clear.
+    /// Marks that a flush begins, unless an earlier one has failed: the kernel reports a
+    /// loss only to the flushing process, which may die before it records the loss. The mark
+    /// also keeps the room for that of a failure.
     ///
     /// # Errors
-    /// Those of writing a file: without a record the next flush would hide a failure of this one.
-    pub(in crate::engine) fn begin(&self) -> Result<bool> {
-        let first = matches!(self.read(), Ok(None));
-        if first {
+    /// Those of reading and writing a file: without the mark the next flush would hide a failure
+    /// of this one.
+    pub(in crate::engine) fn begin(self) -> Result<FlushUnderWay> {
+        let is_first = self.read()?.is_none();
+        if is_first {
             let errors = failed_commands_of(&self.disk);
             self.write(&format!("{UNDER_WAY}{errors} commands had failed before"))
                 .map_err(|error| error.at(Stage::Flush))?;
         }
-        Ok(first)
+        Ok(FlushUnderWay {
+            mark: self,
+            removes_mark: is_first,
+        })
     }
 
     /// Records that a flush failed, unless the disk is gone, since no process can ask then.
@@ -101,6 +105,39 @@ impl FailedFlush {
         crash_point!(FailedFlushToClear);
         let _never_written = fs::remove_file(&self.path);
         crash_point!(FailedFlushCleared);
+    }
+}
+
+/// A flush that is marked as under way. Unless an earlier flush has failed, the mark goes with
+/// this value. It stays if this flush fails, or if its thread panics.
+#[derive(Debug)]
+pub(in crate::engine) struct FlushUnderWay {
+    mark: FailedFlush,
+    removes_mark: bool,
+}
+
+impl FlushUnderWay {
+    /// Runs the flush, and marks it as failed if `has_lost_data` says so of its error.
+    pub(in crate::engine) fn run<T>(
+        mut self,
+        has_lost_data: impl FnOnce(&Error) -> bool,
+        flush: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let removes_mark = std::mem::replace(&mut self.removes_mark, false);
+        let flushed = flush();
+        match &flushed {
+            Err(error) if has_lost_data(error) => self.mark.set(error),
+            _ => self.removes_mark = removes_mark,
+        }
+        flushed
+    }
+}
+
+impl Drop for FlushUnderWay {
+    fn drop(&mut self) {
+        if self.removes_mark {
+            self.mark.clear();
+        }
     }
 }
 
@@ -283,11 +320,7 @@ mod tests {
                 }
             });
             let begun: Vec<Result<bool>> = (0..2000)
-                .map(|_| {
-                    let begun = mark.begin();
-                    mark.clear();
-                    begun
-                })
+                .map(|_| mark.clone().begin().map(|flush| flush.removes_mark))
                 .collect();
             has_ended.store(true, Ordering::Relaxed);
             assert!(begun.into_iter().all(Result::unwrap));
@@ -302,9 +335,23 @@ mod tests {
         fs::create_dir_all(mark.path.parent().unwrap()).unwrap();
         fs::write(&mark.path, "").unwrap();
         assert_eq!(mark.read().unwrap(), None);
-        assert!(mark.begin().unwrap());
+        let flush = mark.clone().begin().unwrap();
+        assert!(flush.removes_mark);
         assert_eq!(fs::metadata(&mark.path).unwrap().len(), 4096);
         assert_eq!(mark.read().unwrap(), None);
+        drop(flush);
+        assert!(!mark.path.exists());
+    }
+
+    #[test]
+    fn a_flush_whose_thread_panics_may_have_failed() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
+        let flush = mark.clone().begin().unwrap();
+        let run = || flush.run(|_| false, || -> Result<()> { panic!("on purpose") });
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
+        assert!(mark.path.exists());
     }
 
     #[test]
@@ -341,12 +388,14 @@ mod tests {
         fs::write(dir.join("diskseq"), "9\n").unwrap();
         std::os::unix::fs::symlink(&device, dir.join("device")).unwrap();
         fs::write(device.join("ioerr_cnt"), "0x1f\n").unwrap();
-        assert!(mark().begin().unwrap());
+        // The process is killed.
+        std::mem::forget(mark().begin().unwrap());
         assert_eq!(mark().read().unwrap(), None);
         fs::write(device.join("ioerr_cnt"), "0x20\n").unwrap();
         assert!(mark().read().unwrap().unwrap().contains("31 commands"));
+        drop(mark().begin().unwrap());
         assert!(
-            !mark().begin().unwrap(),
+            mark().read().unwrap().is_some(),
             "what may be lost is not forgotten"
         );
         mark().clear();

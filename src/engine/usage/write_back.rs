@@ -84,7 +84,7 @@ pub(in crate::engine) fn write_back(
         &format!("{} to write back", disk.name()),
         limit,
         || disk.describe(),
-        move |_| flush(&roots, file, &own, &mark),
+        move |_| flush(&roots, file, &own, mark),
     );
     match (flushed, earlier) {
         (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
@@ -100,7 +100,8 @@ pub(in crate::engine) fn write_back(
 /// recorded. An earlier failed write to the path itself was not the map's, and counts.
 ///
 /// # Errors
-/// `Io` if there was such a failure, with [`FlushPolicy::Require`].
+/// `Io` if there was such a failure, and those of [`FailedFlush::begin`], with
+/// [`FlushPolicy::Require`].
 pub(in crate::engine) fn write_back_below_map(
     engine: &Engine,
     claim: &Claim,
@@ -124,8 +125,13 @@ pub(in crate::engine) fn write_back_below_map(
     };
     let (file, own, roots) = (Arc::clone(file), disk.clone(), engine.roots().clone());
     let written = move |file: &File| {
-        let dropped = own.drop_pages(&roots, file);
-        match with_record(&mark, is_failed_write, || own.write_pages(&roots, file)) {
+        let mut dropped = Ok(());
+        // Both may make a write fail.
+        let written = mark.begin()?.run(is_failed_write, || {
+            dropped = own.drop_pages(&roots, file);
+            own.write_pages(&roots, file)
+        });
+        match written {
             Err(error) if is_failed_write(&error) => Err(error),
             _ => Ok(dropped.and_then(|()| own.flush(&roots, file))),
         }
@@ -150,7 +156,7 @@ pub(in crate::engine) fn write_back_below_map(
 /// that comes after the caller has gone, and closes them.
 ///
 /// # Errors
-/// `Io` if a write failed, or if the record cannot be written; `TimedOut`, and then the write and
+/// `Io` if a write failed; those of [`FailedFlush::begin`]; `TimedOut`, and then the write and
 /// the close go on; `Quarantined`; `Vanished`.
 pub(in crate::engine) fn write_pages_of(
     engine: &Engine,
@@ -159,8 +165,10 @@ pub(in crate::engine) fn write_pages_of(
     deadline: Deadline,
 ) -> Result<()> {
     let mark = FailedFlush::of(engine.roots(), disk)?;
-    let write =
-        move |note_thread| with_record(&mark, is_failed_write, || files.write_back(note_thread));
+    let write = move |note_thread| {
+        let flush = mark.begin()?;
+        flush.run(is_failed_write, || files.write_back(note_thread))
+    };
     let what = format!("{} to write back", disk.name());
     let queue = host_queue_of(engine, disk);
     run_in_queue(
@@ -182,11 +190,11 @@ pub(in crate::engine) fn flush(
     roots: &Roots,
     file: Arc<File>,
     disk: &BlockDevice,
-    mark: &FailedFlush,
+    mark: FailedFlush,
 ) -> Result<Flush> {
     // A process that may not drop the pages has lost nothing.
     let has_failed = |error: &Error| error.kind() != ErrorKind::NotPermitted;
-    with_record(mark, has_failed, || {
+    mark.begin()?.run(has_failed, || {
         worker::run_with_own_fd_table_and(file, |file| flush_pages_and_cache(roots, disk, file))
     })
 }
@@ -194,22 +202,6 @@ pub(in crate::engine) fn flush(
 /// A device that is gone, or that a process may not write to, is no failed write.
 fn is_failed_write(error: &Error) -> bool {
     error.kind() == ErrorKind::Io
-}
-
-/// Writes under the record that the write may have failed.
-fn with_record<T>(
-    mark: &FailedFlush,
-    has_failed: impl FnOnce(&Error) -> bool,
-    write: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    let is_marked = mark.begin()?;
-    let written = write();
-    match &written {
-        Err(error) if has_failed(error) => mark.set(error),
-        _ if is_marked => mark.clear(),
-        _ => {}
-    }
-    written
 }
 
 /// If all pages are written, a flush of the unit's cache that the path's ALUA access state

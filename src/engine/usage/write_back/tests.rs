@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ const SOUND: Failing = Failing {
     write_pages: None,
     sync: None,
 };
+
+/// The mark of a flush of the disk, below the root of its machine.
+const MARK: &str = "run/lunbd/lost-sda-7";
 
 fn end(error: Option<Errno>) -> io::Result<()> {
     error.map_or(Ok(()), |errno| Err(errno.into()))
@@ -55,7 +59,10 @@ impl DeviceAccess for Failing {
         end(self.write_pages)
     }
 
-    fn drop_pages(&self, _: &File) -> io::Result<()> {
+    fn drop_pages(&self, file: &File) -> io::Result<()> {
+        let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+        let mark = fs::read_link(link)?.with_file_name(MARK);
+        assert!(mark.exists(), "a process that is killed now leaves no mark");
         end(self.drop_pages)
     }
 
@@ -79,7 +86,7 @@ impl ClaimedDisk {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("dev"), "8:0\n").unwrap();
         fs::write(dir.join("diskseq"), "7\n").unwrap();
-        let file = File::open("/dev/null").unwrap();
+        let file = File::create_new(root.path().join("disk")).unwrap();
         let claim = Claim::Held(Arc::new(file));
         Self { root, claim }
     }
@@ -115,6 +122,20 @@ impl ClaimedDisk {
             let flush = flush.unwrap();
             assert!(matches!(flush, Flush::Abandoned(_)), "{flush:?}");
         }
+    }
+}
+
+#[test]
+fn a_flush_that_cannot_be_marked_is_not_done() {
+    let disk = ClaimedDisk::new();
+    let mark = disk.root.path().join(MARK);
+    fs::create_dir_all(mark.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink("no/such/folder", mark).unwrap();
+    for write_back in [write_back, write_back_below_map] {
+        let error = disk.flush(write_back, SOUND, FlushPolicy::Require);
+        assert_eq!(error.unwrap_err().stage(), Some(Stage::Flush));
+        let flush = disk.flush(write_back, SOUND, FlushPolicy::Abandon);
+        assert!(matches!(flush, Ok(Flush::Abandoned(_))), "{flush:?}");
     }
 }
 
