@@ -1,6 +1,7 @@
 //! The tests that run on the host, counted into the same summary.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::cost::{self, Cost};
-use crate::programs::{SELECTION, cargo_command};
+use crate::programs::{SELECTION, cargo_command, command_in_workspace};
 use crate::schedule::lock;
 use crate::summary::Summary;
 
@@ -75,6 +76,27 @@ fn tests_of_lunbd() -> Result<Vec<Target>> {
     let targets = lunbd.context("cargo metadata has no lunbd")?.targets;
     let is_test = |target: &Target| target.kind.iter().any(|kind| kind == "test");
     Ok(targets.into_iter().filter(is_test).collect())
+}
+
+/// Runs a program that checks the sources. The run fails if it does.
+pub(crate) fn run_program(program: &Path, summary: &Mutex<&mut Summary>) -> Result<()> {
+    let start = Instant::now();
+    let shown = program.display();
+    eprintln!("{shown}");
+    let mut running = command_in_workspace(program)
+        .spawn()
+        .with_context(|| shown.to_string())?;
+    let processor = cost::processor_time_once_ended(running.id())?;
+    let status = running.wait().with_context(|| shown.to_string())?;
+    let mut summary = lock(summary);
+    let wall = start.elapsed();
+    summary
+        .costs
+        .add(&shown.to_string(), Cost { wall, processor });
+    if !status.success() {
+        summary.add_broken(format!("{shown}: {status}"));
+    }
+    Ok(())
 }
 
 pub(crate) fn run(summary: &Mutex<&mut Summary>) -> Result<()> {

@@ -39,11 +39,11 @@ mod summary;
 mod units;
 
 use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
-use std::thread;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::choice::Breadth;
@@ -87,6 +87,10 @@ struct TestArguments {
     /// Leave the host's tests out.
     #[arg(long)]
     vm_only: bool,
+    /// A program that runs beside the machines, before the host's tests. The run fails if it
+    /// does.
+    #[arg(long, value_name = "PROGRAM")]
+    beside: Option<PathBuf>,
     /// A line for each test that passes, also in a pipe; there each file has one.
     #[arg(long)]
     each_test: bool,
@@ -150,19 +154,20 @@ fn test(arguments: &TestArguments) -> Result<bool> {
         arguments.refresh,
         &mut summary,
     )?;
-    run_all(plan.as_ref(), !arguments.vm_only, &mut summary)?;
+    let shared = Mutex::new(&mut summary);
+    let on_the_host = || {
+        if let Some(program) = &arguments.beside {
+            host_suite::run_program(program, &shared)?;
+        }
+        if arguments.vm_only {
+            return Ok(());
+        }
+        host_suite::run(&shared)
+    };
+    match &plan {
+        Some(plan) => plan.run(on_the_host, &shared)?,
+        None => on_the_host()?,
+    }
     summary.print()?;
     Ok(summary.succeeded())
-}
-
-/// The host's tests run beside the machines: half of their time is spent waiting.
-fn run_all(plan: Option<&Plan>, on_the_host: bool, summary: &mut Summary) -> Result<()> {
-    let summary = &Mutex::new(summary);
-    thread::scope(|scope| {
-        let host = on_the_host.then(|| scope.spawn(|| host_suite::run(summary)));
-        let machines = plan.map_or(Ok(()), |plan| plan.run(summary));
-        let host = host.map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
-        machines?;
-        host.unwrap_or_else(|_| bail!("the thread of the host's tests died"))
-    })
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
@@ -144,7 +145,11 @@ pub(crate) fn package_directory() -> PathBuf {
 
 pub(crate) fn cargo_command() -> Command {
     // Cargo sets this for the programs that it runs, so the lab builds with the same cargo.
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command_in_workspace(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+pub(crate) fn command_in_workspace(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
     command
         // The workspace's root: elsewhere `cargo test` would test another package.
         .current_dir(package_directory().join(".."))

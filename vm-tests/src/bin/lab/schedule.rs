@@ -93,11 +93,16 @@ impl Plan {
         }))
     }
 
-    pub(crate) fn run(&self, summary: &Mutex<&mut Summary>) -> Result<()> {
+    /// Runs the VM tests, and `on_the_host` beside them.
+    pub(crate) fn run(
+        &self,
+        on_the_host: impl FnOnce() -> Result<()> + Send,
+        summary: &Mutex<&mut Summary>,
+    ) -> Result<()> {
         let queue = units::in_turn(&self.units).into_iter();
         let queue: Vec<(&Unit, &Kernel)> =
             queue.map(|(at, unit)| (unit, &self.kernels[at])).collect();
-        side_by_side(&queue, |seat, unit, kernel| {
+        side_by_side(&queue, on_the_host, |seat, unit, kernel| {
             let setup = Setup {
                 kernel,
                 root: &self.root,
@@ -112,10 +117,11 @@ impl Plan {
     }
 }
 
-/// Runs the units on as many machines as the host can carry. The threads live as long as the
-/// machines that they start.
+/// Runs the units on as many machines as the host can carry. `on_the_host` takes the place of
+/// the last machine until it ends. The threads live as long as the machines that they start.
 fn side_by_side(
     queue: &[(&Unit, &Kernel)],
+    on_the_host: impl FnOnce() -> Result<()> + Send,
     run: impl Fn(usize, &Unit, &Kernel) -> Result<()> + Sync,
 ) -> Result<()> {
     let next = AtomicUsize::new(0);
@@ -126,11 +132,15 @@ fn side_by_side(
         Ok(())
     };
     let worker = &worker;
-    let count = seats().min(queue.len());
+    let last = seats() - 1;
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..count)
+        let mut workers: Vec<_> = (0..last.min(queue.len()))
             .map(|seat| scope.spawn(move || worker(seat)))
             .collect();
+        workers.push(scope.spawn(move || {
+            let on_the_host = on_the_host();
+            worker(last).and(on_the_host)
+        }));
         let ended: Vec<_> = workers
             .into_iter()
             .map(thread::ScopedJoinHandle::join)
@@ -141,12 +151,12 @@ fn side_by_side(
     })
 }
 
-/// How many machines run at once: one more than there are processors, because a third of a
-/// test's time is spent waiting, and no more than fit into memory.
+/// How many machines run at once: three more than there are processors, because more than half
+/// of a test's time is spent waiting, and no more than fit into memory.
 fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
-    usize::try_from(room).unwrap_or(1).clamp(1, processors + 1)
+    usize::try_from(room).unwrap_or(1).clamp(1, processors + 3)
 }
 
 /// The memory that is available without swapping, in bytes.
