@@ -1,8 +1,9 @@
 //! The tests that run on the host, counted into the same summary.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::cost::{self, Cost};
-use crate::programs::{SELECTION, cargo_command, command_in_workspace};
+use crate::programs::{SELECTION, cargo_program, command_in_workspace};
 use crate::schedule::lock;
 use crate::summary::Summary;
 
@@ -68,7 +69,7 @@ struct Target {
 }
 
 fn tests_of_lunbd() -> Result<Vec<Target>> {
-    let mut command = cargo_command();
+    let mut command = command_in_workspace(cargo_program());
     command.args(["metadata", "--no-deps", "--format-version", "1"]);
     let output = command.output().context("cargo metadata")?;
     let metadata: Metadata = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
@@ -78,12 +79,19 @@ fn tests_of_lunbd() -> Result<Vec<Target>> {
     Ok(targets.into_iter().filter(is_test).collect())
 }
 
+/// The machines go first: each waits for most of the time, and a compiler fills the rest.
+fn beside_the_machines(program: impl AsRef<OsStr>) -> Command {
+    let mut command = command_in_workspace("nice");
+    command.args(["-n", "5"]).arg(program);
+    command
+}
+
 /// Runs a program that checks the sources. The run fails if it does.
 pub(crate) fn run_program(program: &Path, summary: &Mutex<&mut Summary>) -> Result<()> {
     let start = Instant::now();
     let shown = program.display();
     eprintln!("{shown}");
-    let mut running = command_in_workspace(program)
+    let mut running = beside_the_machines(program)
         .spawn()
         .with_context(|| shown.to_string())?;
     let processor = cost::processor_time_once_ended(running.id())?;
@@ -106,7 +114,7 @@ pub(crate) fn run(summary: &Mutex<&mut Summary>) -> Result<()> {
         eprintln!("{shown}");
         let start = Instant::now();
         // Run all of them even if one failed, so that the summary is complete.
-        let mut command = cargo_command();
+        let mut command = beside_the_machines(cargo_program());
         command
             .args(&suite)
             .arg("--no-fail-fast")

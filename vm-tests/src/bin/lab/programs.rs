@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
@@ -143,9 +143,9 @@ pub(crate) fn package_directory() -> PathBuf {
     here.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
 }
 
-pub(crate) fn cargo_command() -> Command {
-    // Cargo sets this for the programs that it runs, so the lab builds with the same cargo.
-    command_in_workspace(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+/// Cargo sets this for the programs that it runs, so the lab builds with the same cargo.
+pub(crate) fn cargo_program() -> OsString {
+    env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
 pub(crate) fn command_in_workspace(program: impl AsRef<OsStr>) -> Command {
@@ -165,7 +165,7 @@ pub(crate) fn command_in_workspace(program: impl AsRef<OsStr>) -> Command {
 }
 
 fn cargo(arguments: &[&str], profile: &[&str]) -> Result<Built> {
-    let mut command = cargo_command();
+    let mut command = command_in_workspace(cargo_program());
     command
         .args(arguments)
         .args(profile)
