@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::{Error, Result, Stage};
@@ -147,12 +147,29 @@ fn end_unless(
     } else {
         None
     };
+    wait_until_targets_are_gone(session, deadline)?;
     if !session.is_there() || is_used()? || stays()? {
         return Ok(false);
     }
     log_out(roots, session, deadline)?;
     tracing::info!(session = %session.id(), "logged out");
     Ok(true)
+}
+
+/// How long the kernel may take from the end of a device to that of its target.
+const TARGET_LIMIT: Duration = Duration::from_secs(2);
+
+/// Waits while the kernel still removes the target of a device that another call deletes, which
+/// comes after the device (`drivers/scsi/scsi_sysfs.c`, `__scsi_remove_device`). If the session
+/// went first, the kernel would warn that the target's files are gone (`fs/sysfs/group.c`).
+/// A target that stays longer, or that gets a device again, is no error.
+fn wait_until_targets_are_gone(session: &IscsiSession, deadline: Deadline) -> Result<()> {
+    let limit = deadline.at_most(TARGET_LIMIT);
+    let mut pauses = Backoff::for_kernel_state();
+    while session.devices()?.is_empty() && session.has_targets()? && !limit.has_passed() {
+        limit.pause(pauses.pause());
+    }
+    Ok(())
 }
 
 /// Whether one of lunbd's sessions is behind these SCSI hosts.
@@ -304,6 +321,7 @@ pub(in crate::engine) fn end_unused_sessions(
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::thread;
 
     use super::*;
 
@@ -338,5 +356,32 @@ mod tests {
         assert!(session.is_lunbd_owned().unwrap() && session.devices().unwrap().is_empty());
         let deadline = Deadline::after(Duration::from_secs(20));
         assert!(!end_if_down(&roots, &session, deadline).unwrap());
+    }
+
+    #[test]
+    fn a_session_ends_after_the_target_of_its_last_device() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let device = roots.sysfs.join("devices/platform/host9/session7");
+        let class = device.join("iscsi_session/session7");
+        let target = device.join("target9:0:0");
+        fs::create_dir_all(&class).unwrap();
+        fs::create_dir_all(&target).unwrap();
+        let links = roots.sysfs.join("class/iscsi_session");
+        fs::create_dir_all(&links).unwrap();
+        symlink(&class, links.join("session7")).unwrap();
+        let session = IscsiSession::new(&roots, "7".parse().unwrap());
+        let stays = Deadline::after(Duration::from_millis(1));
+        wait_until_targets_are_gone(&session, stays).unwrap();
+        assert!(session.has_targets().unwrap());
+        let soon = Deadline::after(Duration::from_secs(20));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                soon.pause(Duration::from_millis(100));
+                fs::remove_dir(&target).unwrap();
+            });
+            wait_until_targets_are_gone(&session, soon).unwrap();
+            assert!(!session.has_targets().unwrap());
+        });
     }
 }

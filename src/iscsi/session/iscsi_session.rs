@@ -270,6 +270,15 @@ impl IscsiSession {
         Ok(devices)
     }
 
+    /// Whether the kernel has a target on it, also one that has lost its last device.
+    pub(crate) fn has_targets(&self) -> Result<bool> {
+        let Some(dir) = self.device_dir()? else {
+            return Ok(false);
+        };
+        let names = sysfs::names(&dir)?;
+        Ok(names.iter().any(|name| name.starts_with("target")))
+    }
+
     /// The directory of its device, `.../hostH/sessionN`: that of the class is in it, in
     /// `iscsi_session/sessionN`. `None` if it is gone.
     fn device_dir(&self) -> Result<Option<PathBuf>> {
