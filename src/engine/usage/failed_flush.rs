@@ -63,7 +63,8 @@ impl FailedFlush {
     /// Those of reading and writing a file: without the mark the next flush would hide a failure
     /// of this one.
     pub(in crate::engine) fn begin(self) -> Result<FlushUnderWay> {
-        let is_first = self.read()?.is_none();
+        let read = self.read().map_err(|error| error.at(Stage::Flush));
+        let is_first = read?.is_none();
         if is_first {
             let errors = failed_commands_of(&self.disk);
             self.write(&format!("{UNDER_WAY}{errors} commands had failed before"))

@@ -207,7 +207,14 @@ fn is_failed_write(error: &Error) -> bool {
 /// If all pages are written, a flush of the unit's cache that the path's ALUA access state
 /// refuses has lost nothing.
 fn flush_pages_and_cache(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
-    disk.drop_pages(roots, file)?;
+    match disk.drop_pages(roots, file) {
+        // Before Linux 5.11 a map passes this call on to the path that it used last, which may
+        // be dead (`block/ioctl.c`, `blkdev_flushbuf`). The next calls take another path.
+        Err(error) if error.kind() == ErrorKind::Vanished => {
+            tracing::debug!(%error, disk = disk.name(), "the pages are not dropped");
+        }
+        dropped => dropped?,
+    }
     let all_written = disk.write_pages(roots, file)?;
     let Err(error) = disk.flush(roots, file) else {
         return Ok(Flush::Done);

@@ -22,6 +22,7 @@ const FAILED_WRITE: &[Fault] = &[EIO, ETIMEDOUT];
 const NO_FAILED_WRITE: &[Fault] = &[EBUSY, ENODEV];
 const TRIED_AGAIN: &str = "somebody had it open for a moment: the removal is tried again";
 const GONE: &str = "a device that is gone is what a detach wants: it looks, and finds it gone";
+const WRITTEN_ANYWAY: &str = "the calls after it write the pages and flush them";
 const BY_THE_KERNEL: &str = "what multipathd does not remove the kernel is told to remove";
 const DELETED_ANYWAY: &str = "multipathd learns from the kernel's own event that the path is gone";
 const TOLD_AGAIN: &str = "a multipathd that went away may have been restarted: it is told again";
@@ -40,11 +41,13 @@ const MULTIPATH: &[Row] = &[
     // First the map of the partition, then the map, then the paths' own pages before their
     // claims, and last the claimed paths.
     Row::refused("detach fsync:1", &FAULTS, "flush"),
-    Row::refused("detach ioctl BLKFLSBUF:1", &FAULTS, "flush"),
+    Row::refused("detach ioctl BLKFLSBUF:1", ALL_BUT_ENODEV, "flush"),
+    Row::succeeds("detach ioctl BLKFLSBUF:1", &[ENODEV], WRITTEN_ANYWAY),
     Row::refused("detach sync_file_range:1", &FAULTS, "flush"),
     Row::refused("detach fsync:2", &FAULTS, "flush"),
     Row::refused("detach sync_file_range:2", &FAULTS, "flush"),
-    Row::refused("detach ioctl BLKFLSBUF:2", &FAULTS, "flush"),
+    Row::refused("detach ioctl BLKFLSBUF:2", ALL_BUT_ENODEV, "flush"),
+    Row::succeeds("detach ioctl BLKFLSBUF:2", &[ENODEV], WRITTEN_ANYWAY),
     Row::succeeds("detach ioctl BLKFLSBUF:3", ERRORS, WRITTEN_NEXT),
     Row::succeeds("detach ioctl BLKFLSBUF:4", ERRORS, WRITTEN_NEXT),
     Row::refused("detach sync_file_range:3", FAILED_WRITE, "flush"),

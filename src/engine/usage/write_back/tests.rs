@@ -126,6 +126,16 @@ impl ClaimedDisk {
 }
 
 #[test]
+fn a_map_whose_last_path_is_dead_is_flushed_over_another_also_before_linux_5_11() {
+    let dead = Failing {
+        drop_pages: Some(Errno::ENODEV),
+        ..SOUND
+    };
+    let flush = ClaimedDisk::new().flush(write_back, dead, FlushPolicy::Require);
+    assert_eq!(flush.unwrap(), Flush::Done);
+}
+
+#[test]
 fn a_flush_that_cannot_be_marked_is_not_done() {
     let disk = ClaimedDisk::new();
     let mark = disk.root.path().join(MARK);
