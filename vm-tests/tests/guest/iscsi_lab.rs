@@ -134,10 +134,11 @@ fn what_is_written_is_in_the_stores_file() {
     let iscsid = Iscsid::start();
     let session = iscsid.login(PORTALS[0], IQN, Timeouts::default());
     let disk = session.scanned_disk(0);
-    assert_eq!(
-        read(format!("/sys/block/{disk}/queue/write_cache")),
-        "write back"
-    );
+    // The kernel makes the disk's directory before its queue.
+    guest::wait_until("a write cache", LIMIT, || {
+        let cache = read(format!("/sys/block/{disk}/queue/write_cache"));
+        (cache == "write back").then_some(())
+    });
     let mut device = fs::OpenOptions::new()
         .write(true)
         .open(format!("/dev/{disk}"))

@@ -165,14 +165,14 @@ fn attempt(
             Ok(report) => {
                 let processor = machine.processor_time()?;
                 match &report {
-                    // A panic of the kernel resets the machine, as such a test does.
-                    Report::Booted { .. } if console_shows_defect(setup, &console)? => {
-                        "the kernel warned or died, and the machine booted again"
-                            .clone_into(&mut ended.why);
-                        break;
-                    }
                     Report::Booted { .. } => {
                         ended.boot_time = Some(start.elapsed());
+                        // A panic of the kernel resets the machine, as such a test does.
+                        if console_shows_defect(setup, &console)? {
+                            "the kernel warned or died before this boot ended"
+                                .clone_into(&mut ended.why);
+                            break;
+                        }
                         next_by = Instant::now() + GRACE;
                     }
                     Report::Running { test, limit_secs } => {
