@@ -1,4 +1,4 @@
-# Sourced by vm-tests/test and vm-tests/demo: sees to it that this machine has
+# Sourced by .ci/run and by test, demo and bench in vm-tests: sees to it that this machine has
 # what the lab needs. Everything after that is Rust.
 
 say() { printf '%s\n' "$*" >&2; }

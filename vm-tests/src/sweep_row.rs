@@ -16,7 +16,9 @@ const HEAD: &str = "\
 # Whole sweeps
 
 A run of `vm-tests/test` takes a fifth of each sweep, and another fifth with the next
-seed. Each row is from a run that took every point and passed. These commands write it:
+seed: of the steps of a kill or a reset, or of the acts that fail, each in one of five ways. So 25
+seeds take each act in each way. Each row is from a run that took every point and passed. These
+commands write it:
 
     LUNBD_VM_SWEEPS=whole vm-tests/test --vm-only TEST | tee sweep.log
     cargo run --package vm-tests --bin sweep-table < sweep.log

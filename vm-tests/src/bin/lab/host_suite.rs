@@ -1,4 +1,5 @@
-//! The tests that run on the host, counted into the same summary.
+//! The checks and the tests that run on the host beside the machines, counted into the same
+//! summary.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};

@@ -64,7 +64,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the host's tests, then every VM test.
+    /// Run every VM test, and the host's tests beside them.
     #[command(name = "test", override_usage = "vm-tests/test [OPTIONS] [FILTER]")]
     Test(TestArguments),
     /// Run one program in one VM; `vm-tests/demo` and `vm-tests/bench` use it.
