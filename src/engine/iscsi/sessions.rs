@@ -89,8 +89,8 @@ pub(super) fn end_if_unused(
     end_unless(roots, session, deadline, deadline, || Ok(false))
 }
 
-/// Ends a session that the caller did not name. It waits for no other process, and only the
-/// log reports a failure.
+/// Ends a session that the caller did not name. It waits for no lock of another process, and
+/// only the log reports a failure.
 pub(super) fn end_unused_best_effort(
     roots: &Roots,
     session: &IscsiSession,
