@@ -210,7 +210,7 @@ fn flush_pages_and_cache(roots: &Roots, disk: &BlockDevice, file: &File) -> Resu
     match disk.drop_pages(roots, file) {
         // Before Linux 5.11 a map passes this call on to the path that it used last, which may
         // be dead (`block/ioctl.c`, `blkdev_flushbuf`). The next calls take another path.
-        Err(error) if error.kind() == ErrorKind::Vanished => {
+        Err(error) if error.kind() == ErrorKind::Vanished && disk.name().starts_with("dm-") => {
             tracing::debug!(%error, disk = disk.name(), "the pages are not dropped");
         }
         dropped => dropped?,

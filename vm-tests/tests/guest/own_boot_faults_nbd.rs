@@ -15,7 +15,6 @@ use vm_tests::guest::{self, ScsiDebug};
 const SILENT: &str = "a unit that does not answer is detached as the unit that the kernel scanned";
 const LOOKS_AGAIN: &str =
     "a device that is gone is what a detach wants: it looks, and deletes again";
-const WRITTEN_ANYWAY: &str = "the calls after it write the pages and flush them";
 
 /// The hanging call has not returned when the claim begins.
 const STUCK: &[&str] = &["quarantined", "timed_out"];
@@ -32,8 +31,7 @@ const SCSI: &[Row] = &[
     Row::refused_as("detach ioctl SG_IO:*", HANGS, "claim", STUCK),
     Row::refused("detach fsync:*", &FAULTS, "flush"),
     Row::refused("detach sync_file_range:*", &FAULTS, "flush"),
-    Row::refused("detach ioctl BLKFLSBUF:*", ALL_BUT_ENODEV, "flush"),
-    Row::succeeds("detach ioctl BLKFLSBUF:*", &[ENODEV], WRITTEN_ANYWAY),
+    Row::refused("detach ioctl BLKFLSBUF:*", &FAULTS, "flush"),
     Row::refused("detach write delete:*", ALL_BUT_ENODEV, "delete"),
     Row::succeeds("detach write delete:*", &[ENODEV], LOOKS_AGAIN),
 ];
@@ -48,8 +46,7 @@ const NBD: &[Row] = &[
     Row::succeeds("attach netlink command 1:*", &[EBUSY], TAKEN),
     Row::refused("detach fsync:*", &FAULTS, "flush"),
     Row::refused("detach sync_file_range:*", &FAULTS, "flush"),
-    Row::refused("detach ioctl BLKFLSBUF:*", ALL_BUT_ENODEV, "flush"),
-    Row::succeeds("detach ioctl BLKFLSBUF:*", &[ENODEV], WRITTEN_ANYWAY),
+    Row::refused("detach ioctl BLKFLSBUF:*", &FAULTS, "flush"),
     Row::refused("detach netlink family:*", &FAULTS, "disconnect"),
     Row::refused("detach netlink command 2:*", &FAULTS, "disconnect"),
     Row::refused("detach write uevent:*", ALL_BUT_ENODEV, "settle"),

@@ -60,13 +60,8 @@ fn a_thread_with_a_table_of_descriptors_of_its_own_keeps_the_disk() {
     is_refused(&us, OwnTable::with);
 }
 
-/// The system calls of one detach, the fewest of three: a detach that takes longer than 100 ms
-/// looks at the processes once more.
+/// The system calls of one detach.
 fn calls_of_a_detach() -> u64 {
-    (0..3).map(|_| counted_detach()).min().unwrap()
-}
-
-fn counted_detach() -> u64 {
     let (engine, target) = (engine(), ScsiDebug::with_luns(2));
     attach(&engine, &target, 1);
     udevd::settle();

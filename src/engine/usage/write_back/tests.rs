@@ -28,7 +28,9 @@ const SOUND: Failing = Failing {
 };
 
 /// The mark of a flush of the disk, below the root of its machine.
-const MARK: &str = "run/lunbd/lost-sda-7";
+fn mark_of(disk: &str) -> String {
+    format!("run/lunbd/lost-{disk}-7")
+}
 
 fn end(error: Option<Errno>) -> io::Result<()> {
     error.map_or(Ok(()), |errno| Err(errno.into()))
@@ -61,7 +63,9 @@ impl DeviceAccess for Failing {
 
     fn drop_pages(&self, file: &File) -> io::Result<()> {
         let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
-        let mark = fs::read_link(link)?.with_file_name(MARK);
+        let file = fs::read_link(link)?;
+        let mark = mark_of(file.file_name().unwrap().to_str().unwrap());
+        let mark = file.with_file_name(mark);
         assert!(mark.exists(), "a process that is killed now leaves no mark");
         end(self.drop_pages)
     }
@@ -76,19 +80,24 @@ type WriteBack = fn(&Engine, &Claim, &BlockDevice, FlushPolicy, Deadline) -> Res
 /// A machine with one disk that this process has claimed.
 struct ClaimedDisk {
     root: tempfile::TempDir,
+    name: &'static str,
     claim: Claim,
 }
 
 impl ClaimedDisk {
     fn new() -> Self {
+        Self::named("sda")
+    }
+
+    fn named(name: &'static str) -> Self {
         let root = tempfile::tempdir().unwrap();
-        let dir = root.path().join("sys/block/sda");
+        let dir = root.path().join("sys/block").join(name);
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("dev"), "8:0\n").unwrap();
         fs::write(dir.join("diskseq"), "7\n").unwrap();
-        let file = File::create_new(root.path().join("disk")).unwrap();
+        let file = File::create_new(root.path().join(name)).unwrap();
         let claim = Claim::Held(Arc::new(file));
-        Self { root, claim }
+        Self { root, name, claim }
     }
 
     /// Writes the disk back in another process, to which the kernel answers so.
@@ -97,7 +106,7 @@ impl ClaimedDisk {
             devices: Devices::Other(Arc::new(kernel)),
             ..Roots::below(self.root.path())
         };
-        let disk = BlockDevice::at(&roots.sysfs.join("block/sda"));
+        let disk = BlockDevice::at(&roots.sysfs.join("block").join(self.name));
         let (disk, engine) = (disk.unwrap().unwrap(), Engine::start(roots).unwrap());
         let soon = Deadline::after(Duration::from_secs(60));
         write_back(&engine, &self.claim, &disk, policy, soon)
@@ -131,14 +140,15 @@ fn a_map_whose_last_path_is_dead_is_flushed_over_another_also_before_linux_5_11(
         drop_pages: Some(Errno::ENODEV),
         ..SOUND
     };
-    let flush = ClaimedDisk::new().flush(write_back, dead, FlushPolicy::Require);
-    assert_eq!(flush.unwrap(), Flush::Done);
+    let flush = |name| ClaimedDisk::named(name).flush(write_back, dead, FlushPolicy::Require);
+    assert_eq!(flush("dm-0").unwrap(), Flush::Done);
+    assert_eq!(flush("sda").unwrap_err().kind(), ErrorKind::Vanished);
 }
 
 #[test]
 fn a_flush_that_cannot_be_marked_is_not_done() {
     let disk = ClaimedDisk::new();
-    let mark = disk.root.path().join(MARK);
+    let mark = disk.root.path().join(mark_of(disk.name));
     fs::create_dir_all(mark.parent().unwrap()).unwrap();
     std::os::unix::fs::symlink("no/such/folder", mark).unwrap();
     for write_back in [write_back, write_back_below_map] {
