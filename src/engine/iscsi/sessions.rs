@@ -136,6 +136,7 @@ fn end_unless(
         }
         lock => lock?,
     };
+    wait_until_targets_are_gone(session, deadline)?;
     // A login may be about to start it.
     let is_free = || Ok::<_, Error>(session.state()?.as_deref() == Some(IscsiSession::FREE));
     let _create_guard = if is_free()? {
@@ -147,7 +148,6 @@ fn end_unless(
     } else {
         None
     };
-    wait_until_targets_are_gone(session, deadline)?;
     if !session.is_there() || is_used()? || stays()? {
         return Ok(false);
     }
@@ -162,11 +162,16 @@ const TARGET_LIMIT: Duration = Duration::from_secs(2);
 /// Waits while the kernel still removes the target of a device that another call deletes, which
 /// comes after the device (`drivers/scsi/scsi_sysfs.c`, `__scsi_remove_device`). If the session
 /// went first, the kernel would warn that the target's files are gone (`fs/sysfs/group.c`).
-/// A target that stays longer, or that gets a device again, is no error.
+/// A target that stays longer is no error: its removal waits for a command, and the logout ends
+/// that.
 fn wait_until_targets_are_gone(session: &IscsiSession, deadline: Deadline) -> Result<()> {
     let limit = deadline.at_most(TARGET_LIMIT);
     let mut pauses = Backoff::for_kernel_state();
-    while session.devices()?.is_empty() && session.has_targets()? && !limit.has_passed() {
+    while session.is_losing_its_target()? {
+        if limit.has_passed() {
+            tracing::debug!(session = %session.id(), "its target stays, without devices");
+            break;
+        }
         limit.pause(pauses.pause());
     }
     Ok(())

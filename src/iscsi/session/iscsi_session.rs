@@ -270,6 +270,11 @@ impl IscsiSession {
         Ok(devices)
     }
 
+    /// Whether the kernel is removing its target, of which the last device is gone.
+    pub(crate) fn is_losing_its_target(&self) -> Result<bool> {
+        Ok(self.devices()?.is_empty() && self.has_targets()?)
+    }
+
     /// Whether the kernel has a target on it, also one that has lost its last device.
     pub(crate) fn has_targets(&self) -> Result<bool> {
         let Some(dir) = self.device_dir()? else {

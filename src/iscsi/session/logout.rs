@@ -22,8 +22,10 @@ pub(in crate::iscsi) const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 /// On a healthy path this removes the target first, then closes the connection with a
 /// logout. On a path that is known to be dead it ends the connection first, because nothing
 /// would answer what the kernel sends in between. If the kernel does not know yet that the
-/// path is dead, this waits at most two seconds for the target's answer. A repeated call
-/// continues where the call before it ended. A session that is gone already is no error.
+/// path is dead, this waits at most two seconds for the target's answer. If another call still
+/// deletes the last device, this also ends the connection first, and waits until that call has
+/// removed the target. A repeated call continues where the call before it ended. A session that
+/// is gone already is no error.
 ///
 /// After a timeout the kernel finishes the steps that it was given, and the remaining steps
 /// do not happen until a repeated call.
@@ -113,12 +115,19 @@ impl SessionLogout {
         let Some(state) = self.session.state()? else {
             return self.wait_until_gone(host.as_ref());
         };
-        if state == IscsiSession::LOGGED_IN {
+        // The removal of a target may wait for a command that the target does not answer, and
+        // the end of the connection ends that command. Two removals of one target at once would
+        // be one too many for the kernel (`scsi_remove_target`, `scsi_target_reap`).
+        if state == IscsiSession::LOGGED_IN && !self.session.is_losing_its_target()? {
             self.unbind()?;
             self.request_logout()?;
             self.stop()?;
         } else {
             self.stop()?;
+            let session = self.session.clone();
+            self.wait_for("the removal of its target to end", |_| {
+                Ok(!session.is_losing_its_target()?)
+            })?;
             self.unbind()?;
         }
         self.check_deadline()?;
@@ -141,7 +150,8 @@ impl SessionLogout {
         // (`__iscsi_unbind_session`).
         self.wait_for("its target to be removed", |notification| {
             let is_reported = *notification == Some(Notification::Unbound(id));
-            Ok(is_reported || session.is_unbound()? && session.devices()?.is_empty())
+            let has_no_devices = is_reported || session.devices()?.is_empty();
+            Ok(has_no_devices && session.is_unbound()? && !session.has_targets()?)
         })
     }
 

@@ -1,20 +1,26 @@
-//! A target that does not answer INQUIRY while its session is up.
+//! A target that does not answer a command while its session is up.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
-use lunbd::iscsi::SessionOptions;
-use lunbd::{AttachRequest, ErrorKind, Source};
+use lunbd::iscsi::{IscsiSession, SessionOptions, log_out};
+use lunbd::{AttachRequest, Deadline, ErrorKind, Roots, Source};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::iscsi_proxy::IscsiProxy;
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsi_tcp::{self, nothing_is_left};
 use vm_tests::guest::iscsid::{INITIATOR, the_only_session};
 use vm_tests::guest::lio::Store;
+use vm_tests::guest::{self, wait_until};
 
 const IQN: &str = "iqn.2026-01.example:unanswered";
 const PROXY: &str = "127.0.0.9:3260";
 const INQUIRY: u8 = 0x12;
+const READ_10: u8 = 0x28;
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// Sets how long the kernel's scan waits for the answer to INQUIRY, in seconds, while this
 /// lives.
@@ -68,5 +74,46 @@ fn a_lun_whose_inquiry_times_out_is_not_ready_and_one_that_is_not_there_is_not_f
     for lun in [1, 2] {
         engine.detach(source(lun), soon()).unwrap();
     }
+    nothing_is_left();
+}
+
+#[test]
+fn a_logout_ends_a_delete_that_waits_for_an_unanswered_read_and_the_kernel_does_not_warn() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &Store::ramdisk("4a03", 8 << 20));
+    let proxy = IscsiProxy::start(PROXY, PORTALS[0]);
+    let source: Source = format!("iscsi://{PROXY}/{IQN}/1").parse().unwrap();
+    let options = SessionOptions::new(INITIATOR.parse().unwrap());
+    let attachment = engine.attach(&AttachRequest::new(source).log_in(options), soon());
+    let disk = File::open(attachment.unwrap().node).unwrap();
+    let session = the_only_session();
+    let device = session.device_dir(1);
+    let in_flight = Path::new("/sys/block").join(session.disk(1).unwrap());
+    let in_flight = in_flight.join("inflight");
+    if guest::kernel() >= (5, 15) {
+        // The directory goes after the read has ended, and so does the session.
+        fs::write(device.join("timeout"), "2").unwrap();
+    }
+
+    proxy.ignore(READ_10);
+    thread::scope(|scope| {
+        scope.spawn(|| disk.read_exact_at(&mut [0; 4096], 4 << 20).unwrap_err());
+        wait_until("the read to be in flight", LIMIT, || {
+            let reads = fs::read_to_string(&in_flight).unwrap();
+            reads.trim_start().starts_with('1').then_some(())
+        });
+        scope.spawn(|| fs::write(device.join("delete"), "1"));
+        let id = session.id.to_string().parse().unwrap();
+        let session = IscsiSession::new(&Roots::default(), id);
+        if guest::kernel() < (5, 15) {
+            // The kernel itself gives the read 30 s.
+            wait_until("the device's directory to go", LIMIT, || {
+                session.devices().unwrap().is_empty().then_some(())
+            });
+        }
+        log_out(&Roots::default(), &session, Deadline::after(LIMIT)).unwrap();
+    });
     nothing_is_left();
 }
