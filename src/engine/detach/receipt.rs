@@ -96,7 +96,9 @@ impl PathReceipt {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Flush {
-    /// `fsync` and `BLKFLSBUF` both succeeded, under an exclusive claim.
+    /// All pages were written, and `fsync` succeeded, under an exclusive claim. `BLKFLSBUF`
+    /// succeeded too, unless it found the last used path of a map dead, which only kernels
+    /// before 5.11 report.
     Done,
     /// The device no longer served opens, and no process had it open. The kernel has written
     /// its pages, or lost them: only what went through a flushed map is safe. A process that

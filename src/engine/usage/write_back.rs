@@ -84,7 +84,7 @@ pub(in crate::engine) fn write_back(
         &format!("{} to write back", disk.name()),
         limit,
         || disk.describe(),
-        move |_| flush(&roots, file, &own, mark),
+        move |_| flush(&roots, file, &own, &mark),
     );
     match (flushed, earlier) {
         (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
@@ -190,12 +190,15 @@ pub(in crate::engine) fn flush(
     roots: &Roots,
     file: Arc<File>,
     disk: &BlockDevice,
-    mark: FailedFlush,
+    mark: &FailedFlush,
 ) -> Result<Flush> {
     // A process that may not drop the pages has lost nothing.
     let has_failed = |error: &Error| error.kind() != ErrorKind::NotPermitted;
-    mark.begin()?.run(has_failed, || {
-        worker::run_with_own_fd_table_and(file, |file| flush_pages_and_cache(roots, disk, file))
+    let flush = mark.clone().begin()?;
+    flush.run(has_failed, || {
+        worker::run_with_own_fd_table_and(file, |file| {
+            flush_pages_and_cache(roots, disk, file, mark)
+        })
     })
 }
 
@@ -206,12 +209,20 @@ fn is_failed_write(error: &Error) -> bool {
 
 /// If all pages are written, a flush of the unit's cache that the path's ALUA access state
 /// refuses has lost nothing.
-fn flush_pages_and_cache(roots: &Roots, disk: &BlockDevice, file: &File) -> Result<Flush> {
+fn flush_pages_and_cache(
+    roots: &Roots,
+    disk: &BlockDevice,
+    file: &File,
+    mark: &FailedFlush,
+) -> Result<Flush> {
     match disk.drop_pages(roots, file) {
         // Before Linux 5.11 a map passes this call on to the path that it used last, which may
-        // be dead (`block/ioctl.c`, `blkdev_flushbuf`). The next calls take another path.
+        // be dead (`block/ioctl.c`, `blkdev_flushbuf`). The next calls take another path. They
+        // also take the kernel's report of a failed write, so the mark of a process that dies in
+        // them must not depend on the commands that failed: a dead path rejects them uncounted.
         Err(error) if error.kind() == ErrorKind::Vanished && disk.name().starts_with("dm-") => {
             tracing::debug!(%error, disk = disk.name(), "the pages are not dropped");
+            mark.set(&error);
         }
         dropped => dropped?,
     }

@@ -3,7 +3,8 @@
 //!
 //! The kernel reports a failed write once. A process that is killed while it waits in `fsync`
 //! takes the report with it, and the next `fsync` succeeds. `BLKFLSBUF` waits too, and leaves the
-//! report to the next call (`mm/filemap.c`, `filemap_check_errors`). So it comes first.
+//! report to the next call (`mm/filemap.c`, `filemap_check_errors`). So it comes first. Before
+//! Linux 5.11 it can fail before it has written anything (`block/ioctl.c`, `blkdev_flushbuf`).
 
 use std::fs::File;
 use std::io;
@@ -18,7 +19,8 @@ impl BlockDevice {
     /// failed write: the calls after it do. **Blocks** until the device has done it.
     ///
     /// # Errors
-    /// `NotPermitted` without `CAP_SYS_ADMIN`.
+    /// `NotPermitted` without `CAP_SYS_ADMIN`. Before Linux 5.11 also those of the device's
+    /// driver: `Vanished` if the last used path of a map is dead.
     pub(crate) fn drop_pages(&self, roots: &Roots, file: &File) -> Result<()> {
         crash_point!(FlushToBegin);
         self.on_each(roots, file, |device, file| {

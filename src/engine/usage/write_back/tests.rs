@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -32,6 +32,14 @@ fn mark_of(disk: &str) -> String {
     format!("run/lunbd/lost-{disk}-7")
 }
 
+/// The mark of a flush of the open disk.
+fn mark_beside(disk: &File) -> io::Result<PathBuf> {
+    let link = format!("/proc/thread-self/fd/{}", disk.as_raw_fd());
+    let disk = fs::read_link(link)?;
+    let name = disk.file_name().unwrap().to_str().unwrap();
+    Ok(disk.with_file_name(mark_of(name)))
+}
+
 fn end(error: Option<Errno>) -> io::Result<()> {
     error.map_or(Ok(()), |errno| Err(errno.into()))
 }
@@ -57,16 +65,17 @@ impl DeviceAccess for Failing {
         end(self.sync)
     }
 
-    fn write_pages(&self, _: &File) -> io::Result<()> {
+    fn write_pages(&self, file: &File) -> io::Result<()> {
+        if self.drop_pages.is_some() {
+            let mark = fs::read_to_string(mark_beside(file)?)?;
+            assert!(mark.starts_with("cannot drop the page cache"), "{mark}");
+        }
         end(self.write_pages)
     }
 
     fn drop_pages(&self, file: &File) -> io::Result<()> {
-        let link = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
-        let file = fs::read_link(link)?;
-        let mark = mark_of(file.file_name().unwrap().to_str().unwrap());
-        let mark = file.with_file_name(mark);
-        assert!(mark.exists(), "a process that is killed now leaves no mark");
+        let is_marked = mark_beside(file)?.exists();
+        assert!(is_marked, "a process that is killed now leaves no mark");
         end(self.drop_pages)
     }
 
@@ -140,9 +149,14 @@ fn a_map_whose_last_path_is_dead_is_flushed_over_another_also_before_linux_5_11(
         drop_pages: Some(Errno::ENODEV),
         ..SOUND
     };
-    let flush = |name| ClaimedDisk::named(name).flush(write_back, dead, FlushPolicy::Require);
-    assert_eq!(flush("dm-0").unwrap(), Flush::Done);
-    assert_eq!(flush("sda").unwrap_err().kind(), ErrorKind::Vanished);
+    let map = ClaimedDisk::named("dm-0");
+    let flush = map.flush(write_back, dead, FlushPolicy::Require);
+    assert_eq!(flush.unwrap(), Flush::Done);
+    // A process that died in it would have left a mark, and this one leaves none.
+    map.flushes(write_back);
+    let disk = ClaimedDisk::named("sda");
+    let flush = disk.flush(write_back, dead, FlushPolicy::Require);
+    assert_eq!(flush.unwrap_err().kind(), ErrorKind::Vanished);
 }
 
 #[test]
