@@ -138,7 +138,10 @@ pub enum Report {
         why: String,
     },
     /// No more reports come: the guest powers off.
-    Done,
+    Done {
+        /// What [`alarms`](crate::kernel_log::alarms) found in the log after the last test.
+        alarms: Vec<String>,
+    },
 }
 
 impl Report {

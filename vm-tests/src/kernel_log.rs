@@ -1,7 +1,11 @@
 //! The messages that a kernel's log must not have.
 
+/// The line in place of records that the kernel overwrote before the lab could read them.
+pub const OVERWRITTEN: &str = "the kernel has overwritten records of its log";
+
 /// A line with one of these reports a defect of the kernel, or of what was asked of it.
 const SIGNS: &[&str] = &[
+    OVERWRITTEN,
     "WARNING: ",
     "BUG: ",
     // SLUB's message, which continues with the cache's name.
@@ -55,6 +59,7 @@ mod tests {
     #[test]
     fn defects_differ_from_what_a_kernel_logs_about_a_test() {
         let defects = [
+            OVERWRITTEN,
             "[   10.1] WARNING: CPU: 1 PID: 77 at fs/sysfs/group.c:280 sysfs_remove_group+0x76",
             "[   10.1] WARNING: possible circular locking dependency detected",
             "[   10.1] INFO: possible recursive locking detected",

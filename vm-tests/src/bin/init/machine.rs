@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
 use vm_tests::guest::udevd::{self, TRIES};
 use vm_tests::job::STATE_DIR;
+use vm_tests::kernel_log::OVERWRITTEN;
 
 use crate::process;
 
@@ -96,8 +97,10 @@ impl KernelLog {
             match self.0.read(&mut record) {
                 Ok(0) => break,
                 Ok(length) => append_record(&mut text, &String::from_utf8_lossy(&record[..length])),
-                // Records were overwritten before they were read.
-                Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                    text.push_str(OVERWRITTEN);
+                    text.push('\n');
+                }
                 Err(_) => break,
             }
         }

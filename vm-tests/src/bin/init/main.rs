@@ -66,7 +66,9 @@ fn work() -> Result<()> {
         Some(story) => tell(story, &mut line)?,
         None => run_tests(&job, &mut line, &mut kernel_log)?,
     }
-    line.send(&Report::Done)
+    line.send(&Report::Done {
+        alarms: alarms(&kernel_log.read_new()).collect(),
+    })
 }
 
 fn run_tests(job: &Job, line: &mut ReportLine, kernel_log: &mut KernelLog) -> Result<()> {

@@ -240,6 +240,6 @@ fn report_stuck(test: String, limit_secs: u64, pid: Pid, line: &mut ReportLine) 
         kernel_log,
         alarms,
     });
-    let _last_words = line.send(&Report::Done);
+    let _last_words = line.send(&Report::Done { alarms: Vec::new() });
     power::off(0)
 }

@@ -161,7 +161,10 @@ fn attempt(
             .min(whole_limit)
             .saturating_duration_since(Instant::now());
         match reports.recv_timeout(left) {
-            Ok(Report::Done) => ended.done = true,
+            Ok(done @ Report::Done { .. }) => {
+                ended.done = true;
+                on_report(done, Duration::ZERO)?;
+            }
             Ok(report) => {
                 let processor = machine.processor_time()?;
                 match &report {
@@ -187,7 +190,7 @@ fn attempt(
                     // A story has no limit between two reports.
                     Report::Story { .. } => next_by = whole_limit,
                     Report::Broken { why } => ended.why.clone_from(why),
-                    Report::StoryEnded { .. } | Report::Done => {}
+                    Report::StoryEnded { .. } | Report::Done { .. } => {}
                 }
                 on_report(report, processor.saturating_sub(test_began_at))?;
             }

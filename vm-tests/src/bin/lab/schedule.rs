@@ -71,7 +71,9 @@ impl Plan {
         summary.costs.add("programs of the guest", meter.stop()?);
         let meter = Meter::start()?;
         let (emulator, root, kernels) = prepare(series, refresh)?;
-        let accel = Accel::choose(emulator.command(Accel::Kvm), &kernels[0].vmlinux, &run_dir)?;
+        let emulation = breadth.emulation();
+        let with_kvm = emulator.command(Accel::Kvm);
+        let accel = Accel::choose(emulation, with_kvm, &kernels[0].vmlinux, &run_dir)?;
         summary.costs.add("packages and kernels", meter.stop()?);
         let choices = choice::choose(&tests, series, breadth, expected_skips::reason);
         for (series, choice) in series.iter().zip(&choices) {
@@ -262,11 +264,9 @@ fn on_report(
             alarms,
         } => {
             eprintln!("{release} is up, {uptime_ms} ms after its start");
-            for defect in harmless::defects(series, &alarms) {
-                let why = format!("{series} logged as it booted: {defect}");
-                lock(summary).add_broken(why);
-            }
+            add_defects(series, "as it booted", &alarms, summary);
         }
+        Report::Done { alarms } => add_defects(series, "after its last test", &alarms, summary),
         Report::Finished {
             test,
             outcome,
@@ -311,12 +311,16 @@ fn on_report(
             tests.retain(|known| known.id() != test);
         }
         Report::Broken { why } => eprintln!("the guest cannot go on: {why}"),
-        Report::Running { .. }
-        | Report::Story { .. }
-        | Report::StoryEnded { .. }
-        | Report::Done => {}
+        Report::Running { .. } | Report::Story { .. } | Report::StoryEnded { .. } => {}
     }
     Ok(())
+}
+
+/// Lines that the kernel logged while no test ran.
+fn add_defects(series: Series, when: &str, alarms: &[String], summary: &Mutex<&mut Summary>) {
+    for defect in harmless::defects(series, alarms) {
+        lock(summary).add_broken(format!("{series} logged {when}: {defect}"));
+    }
 }
 
 /// The outcome with what the guest does not know: the defects in its kernel's log, and whether
