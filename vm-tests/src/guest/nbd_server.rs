@@ -168,26 +168,27 @@ impl NbdServer {
         Self::start_new(at, command, Vec::new())
     }
 
-    /// `nbd-server` of a file, on a port of the loopback interface (on unix sockets it sends no
-    /// greeting here). `options` are lines of the export's section.
+    /// `nbd-server` of files, each under a name, on a port of the loopback interface (on unix
+    /// sockets it sends no greeting here). `options` are lines of each export's section. It looks
+    /// for a prime number as it starts, which takes up to ten seconds under emulation.
     #[must_use]
-    pub fn of_nbd_server(export: &str, file: &Path, options: &[&str]) -> Self {
-        Self::configured(export, file, "", options)
+    pub fn of_nbd_server(exports: &[(&str, &Path)], options: &[&str]) -> Self {
+        Self::configured(exports, "", options)
     }
 
     /// The same over TLS only, with the server's certificate in this directory.
     #[must_use]
-    pub fn of_nbd_server_with_tls(export: &str, file: &Path, certificates: &Path) -> Self {
+    pub fn of_nbd_server_with_tls(exports: &[(&str, &Path)], certificates: &Path) -> Self {
         let path = |name: &str| certificates.join(name).display().to_string();
         let (authority, certificate) = (path("ca-cert.pem"), path("server-cert.pem"));
         let key = path("server-key.pem");
         let tls = format!(
             "force_tls = true\ncacertfile = {authority}\ncertfile = {certificate}\nkeyfile = {key}"
         );
-        Self::configured(export, file, &tls, &["flush = true"])
+        Self::configured(exports, &tls, &["flush = true"])
     }
 
-    fn configured(export: &str, file: &Path, generic: &str, options: &[&str]) -> Self {
+    fn configured(exports: &[(&str, &Path)], generic: &str, options: &[&str]) -> Self {
         let at = At::tcp();
         let At::Tcp(address) = &at else {
             unreachable!("just made");
@@ -197,9 +198,13 @@ impl NbdServer {
             address.ip(),
             address.port()
         );
-        let (file, options) = (file.display(), options.join("\n"));
-        let configuration =
-            format!("[generic]\n{listen}\n{generic}\n[{export}]\nexportname = {file}\n{options}\n");
+        let options = options.join("\n");
+        let sections = exports.iter().map(|(export, file)| {
+            let file = file.display();
+            format!("[{export}]\nexportname = {file}\n{options}\n")
+        });
+        let sections: String = sections.collect();
+        let configuration = format!("[generic]\n{listen}\n{generic}\n{sections}");
         let path = scratch("conf");
         fs::write(&path, configuration).expect("nbd-server's configuration");
         let pid_file = scratch("pid");

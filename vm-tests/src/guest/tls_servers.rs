@@ -29,10 +29,10 @@ pub fn qemu_nbd(certificates: &Certificates, file: &Path, priority: &str) -> Nbd
     NbdServer::qemu_nbd(At::tcp(), "disk", file, &arguments)
 }
 
-/// `nbd-server` of a file, under the name `disk`. It refuses a client without a certificate.
+/// `nbd-server` of files, each under a name. It refuses a client without a certificate.
 #[must_use]
-pub fn nbd_server(certificates: &Certificates, file: &Path) -> NbdServer {
-    NbdServer::of_nbd_server_with_tls("disk", file, certificates.path())
+pub fn nbd_server(certificates: &Certificates, exports: &[(&str, &Path)]) -> NbdServer {
+    NbdServer::of_nbd_server_with_tls(exports, certificates.path())
 }
 
 /// Where a server on TCP listens.

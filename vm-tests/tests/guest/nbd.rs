@@ -109,7 +109,7 @@ fn an_export_of_qemu_nbd_comes_and_goes() {
 fn an_export_of_nbd_server_comes_and_goes() {
     let _module = NbdModule::with_backend_ids(4);
     let store = Store::sparse(64 * MIB);
-    comes_and_goes(&NbdServer::of_nbd_server("disk", store.path(), &[]));
+    comes_and_goes(&NbdServer::of_nbd_server(&[("disk", store.path())], &[]));
 }
 
 #[test]

@@ -236,7 +236,7 @@ fn the_exports_of_each_server_are_discovered_with_their_size_and_flags() {
     let nbdkit = NbdServer::nbdkit(At::tcp(), &["--readonly", "memory", "8M"]);
     let qemu = NbdServer::qemu_nbd(At::unix(), "disk", store.path(), &[]);
     // nbd-server reports the size of an export only to a client that opens it.
-    let of_nbd = NbdServer::of_nbd_server("disk", store.path(), &["readonly = true"]);
+    let of_nbd = NbdServer::of_nbd_server(&[("disk", store.path())], &["readonly = true"]);
     for (server, name, read_only) in [
         (&nbdkit, "", true),
         (&qemu, "disk", false),

@@ -113,8 +113,13 @@ fn partitions_and_file_systems_of_mbr_and_gpt_images_are_where_every_server_has_
     guest::enter();
     let _module = NbdModule::load(2);
     let engine = engine();
-    for table in ["dos", "gpt"] {
-        let store = image(table);
+    let images = ["dos", "gpt"].map(|table| (table, image(table)));
+    let of_nbd: Vec<(&str, &Path)> = images
+        .iter()
+        .map(|(table, it)| (*table, it.path()))
+        .collect();
+    let of_nbd = NbdServer::of_nbd_server(&of_nbd, &[]);
+    for (table, store) in &images {
         let file = format!("file={}", store.path().display());
         let nbdkit = NbdServer::nbdkit(At::unix(), &["file", &file]);
         shows_its_partitions(&engine, &nbdkit.uri(""), table, "nbdkit");
@@ -122,8 +127,7 @@ fn partitions_and_file_systems_of_mbr_and_gpt_images_are_where_every_server_has_
         let qemu = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
         shows_its_partitions(&engine, &qemu.uri("disk"), table, "qemu-nbd");
         drop(qemu);
-        let server = NbdServer::of_nbd_server("disk", store.path(), &[]);
-        shows_its_partitions(&engine, &server.uri("disk"), table, "nbd-server");
+        shows_its_partitions(&engine, &of_nbd.uri(table), table, "nbd-server");
     }
 }
 

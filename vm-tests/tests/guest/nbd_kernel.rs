@@ -61,33 +61,33 @@ fn a_connect_to_an_index_that_does_not_exist_makes_the_device() {
 }
 
 #[test]
-fn every_server_is_read_and_written_over_tcp_and_unix_sockets() {
+fn every_server_is_read_and_written_over_tcp_and_those_that_can_over_unix_sockets() {
     let _module = NbdModule::load(1);
-    for at in [At::tcp, At::unix] {
-        let store = Store::sparse(8 * MIB);
-        let file = format!("file={}", store.path().display());
-        let starts: [&dyn Fn() -> NbdServer; 3] = [
-            &|| NbdServer::qemu_nbd(at(), "a", store.path(), &[]),
-            &|| NbdServer::nbdkit(at(), &["file", &file]),
-            &|| NbdServer::of_nbd_server("a", store.path(), &[]),
-        ];
-        for (byte, start) in (1..).zip(starts) {
-            let server = start();
-            let device = Device::connect(&server.uri("a"), 0, HEALING);
-            let mut node = OpenOptions::new().write(true).open(device.node()).unwrap();
-            node.write_all(&vec![byte; 64 << 10]).unwrap();
-            node.sync_all().unwrap();
-            drop(node);
-            assert_eq!(device.read(0).unwrap(), byte, "{server:?}");
-            drop(device);
-            drop(server);
-            let mut stored = [0];
-            File::open(store.path())
-                .unwrap()
-                .read_exact(&mut stored)
-                .unwrap();
-            assert_eq!(stored, [byte]);
-        }
+    let store = Store::sparse(8 * MIB);
+    let file = format!("file={}", store.path().display());
+    let starts: [&dyn Fn() -> NbdServer; 5] = [
+        &|| NbdServer::qemu_nbd(At::tcp(), "a", store.path(), &[]),
+        &|| NbdServer::qemu_nbd(At::unix(), "a", store.path(), &[]),
+        &|| NbdServer::nbdkit(At::tcp(), &["file", &file]),
+        &|| NbdServer::nbdkit(At::unix(), &["file", &file]),
+        &|| NbdServer::of_nbd_server(&[("a", store.path())], &[]),
+    ];
+    for (byte, start) in (1..).zip(starts) {
+        let server = start();
+        let device = Device::connect(&server.uri("a"), 0, HEALING);
+        let mut node = OpenOptions::new().write(true).open(device.node()).unwrap();
+        node.write_all(&vec![byte; 64 << 10]).unwrap();
+        node.sync_all().unwrap();
+        drop(node);
+        assert_eq!(device.read(0).unwrap(), byte, "{server:?}");
+        drop(device);
+        drop(server);
+        let mut stored = [0];
+        File::open(store.path())
+            .unwrap()
+            .read_exact(&mut stored)
+            .unwrap();
+        assert_eq!(stored, [byte]);
     }
 }
 

@@ -179,7 +179,7 @@ fn an_nbd_server_serves_a_client_with_a_certificate_and_is_healed_over_tls_after
     let _module = NbdModule::with_backend_ids(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(8 * MIB as u64);
-    let mut server = nbd_server(&certificates, store.path());
+    let mut server = nbd_server(&certificates, &[("disk", store.path())]);
     let engine = engine();
     let source = source(address(&server), "disk", &certificates);
     let request = AttachRequest::new(source.clone());
@@ -223,10 +223,15 @@ fn four_connections_carry_tls_each_with_keys_of_its_own() {
     assert!(engine.detach(source, soon()).unwrap().changed);
 }
 
-fn grows(server: &NbdServer, certificates: &Certificates, store: &Store, connections: u16) {
+fn grows(
+    (server, export): (&NbdServer, &str),
+    certificates: &Certificates,
+    store: &Store,
+    connections: u16,
+) {
     let (small, large) = (8 * MIB as u64, 24 * MIB as u64);
     let engine = engine();
-    let source = source(address(server), "disk", certificates);
+    let source = source(address(server), export, certificates);
     let options = NbdOptions::default()
         .connections(NonZeroU16::new(connections).unwrap())
         .io_timeout(Duration::from_secs(5))
@@ -261,7 +266,7 @@ fn a_device_of_nbdkit_grows_over_tls_with_one_connection_and_with_two() {
     for connections in [1, 2] {
         let store = Store::sparse(8 * MIB as u64);
         let server = nbdkit(&certificates, store.path(), &[]);
-        grows(&server, &certificates, &store, connections);
+        grows((&server, "disk"), &certificates, &store, connections);
     }
 }
 
@@ -271,9 +276,14 @@ fn a_device_of_nbd_server_grows_over_tls_with_one_connection_and_with_two() {
     let _module = NbdModule::with_backend_ids(1);
     let certificates = Certificates::new("tls");
     certificates.give_to_client();
-    for connections in [1, 2] {
-        let store = Store::sparse(8 * MIB as u64);
-        let server = nbd_server(&certificates, store.path());
-        grows(&server, &certificates, &store, connections);
+    let volumes = [(1, "one"), (2, "two")];
+    let volumes = volumes.map(|volume| (volume, Store::sparse(8 * MIB as u64)));
+    let exports: Vec<(&str, &Path)> = volumes
+        .iter()
+        .map(|((_, name), it)| (*name, it.path()))
+        .collect();
+    let server = nbd_server(&certificates, &exports);
+    for ((connections, export), store) in &volumes {
+        grows((&server, export), &certificates, store, *connections);
     }
 }

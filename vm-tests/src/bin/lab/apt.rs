@@ -1,5 +1,7 @@
 //! A separate apt configuration, beside the machine's: it downloads packages of any release,
-//! checks Debian's signatures, and installs nothing.
+//! checks Debian's signatures, and installs nothing. It is no mmdebstrap, which makes one root
+//! with all dependencies: the kernels and QEMU come from here too, without theirs, and each
+//! package is downloaded once.
 
 use std::collections::BTreeSet;
 use std::fs;

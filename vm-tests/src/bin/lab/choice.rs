@@ -2,6 +2,7 @@
 
 use vm_tests::job::TestCase;
 
+use crate::accel::Accel;
 use crate::kernel::Series;
 
 /// Files that run on each kernel in every run, with the reason.
@@ -27,6 +28,17 @@ pub(crate) enum Breadth {
     /// On each. The tests that `expected-skips` lists are booted too, and the run fails when
     /// one of them does not skip.
     EachWithKnownSkips,
+}
+
+impl Breadth {
+    /// How the machines are emulated. The run of each commit is the cheaper one; in the others the
+    /// guest's processors run at the same moment, as those of a user's machine do.
+    pub(crate) fn emulation(self) -> Accel {
+        match self {
+            Self::BySeed(_) => Accel::TcgOnOneThread,
+            Self::Each | Self::EachWithKnownSkips => Accel::Tcg,
+        }
+    }
 }
 
 /// What one kernel is to run.

@@ -117,7 +117,7 @@ Environment:
   LUNBD_VM_KERNEL  one of 5.10, 6.1, 6.12, newest: only that kernel
   LUNBD_VM_USERLAND  a Debian release such as sid: the guest's udev, multipath-tools
                    and open-iscsi are of that one and not of this machine's
-  LUNBD_VM_ACCEL   kvm or tcg: no probe
+  LUNBD_VM_ACCEL   kvm, tcg or tcg-on-one-thread: no probe
   LUNBD_VM_SEED    the number that a run printed: each test has that run's kernel
                    again, and chance goes by it again (default: the number of commits)
   LUNBD_VM_SWEEPS  whole: kills, faults and resets at every step, for hours; without

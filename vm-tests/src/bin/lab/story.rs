@@ -37,7 +37,8 @@ pub(crate) fn run(arguments: &StoryArguments) -> Result<()> {
     let programs = programs::build_for_story(&run_dir, &arguments.package, program)?;
     let (emulator, root, kernels) = schedule::prepare(series, false)?;
     let kernel = kernels.first().context("no kernel")?;
-    let accel = Accel::choose(emulator.command(Accel::Kvm), &kernel.vmlinux, &run_dir)?;
+    let with_kvm = emulator.command(Accel::Kvm);
+    let accel = Accel::choose(Accel::Tcg, with_kvm, &kernel.vmlinux, &run_dir)?;
     let setup = Setup {
         kernel,
         root: &root,

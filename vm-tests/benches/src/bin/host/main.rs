@@ -33,7 +33,7 @@ enum Command {
 const ENVIRONMENT: &str = "\
 Environment:
   LUNBD_VM_KERNEL  one of 5.10, 6.1, 6.12, newest: in place of 6.1
-  LUNBD_VM_ACCEL   kvm or tcg: no probe
+  LUNBD_VM_ACCEL   kvm, tcg or tcg-on-one-thread: no probe
   LUNBD_VM_CACHE   where packages, kernels and images are kept
                    (default: lunbd-vm in the user's cache directory)";
 
