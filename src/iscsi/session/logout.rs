@@ -23,9 +23,9 @@ pub(in crate::iscsi) const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 /// logout. On a path that is known to be dead it ends the connection first, because nothing
 /// would answer what the kernel sends in between. If the kernel does not know yet that the
 /// path is dead, this waits at most two seconds for the target's answer. If another call still
-/// deletes the last device, this also ends the connection first, and waits until that call has
-/// removed the target. A repeated call continues where the call before it ended. A session that
-/// is gone already is no error.
+/// deletes a device, this waits at most two seconds for that, ends the connection without a
+/// logout, and waits until that call has removed the target. A repeated call continues where the
+/// call before it ended. A session that is gone already is no error.
 ///
 /// After a timeout the kernel finishes the steps that it was given, and the remaining steps
 /// do not happen until a repeated call.
@@ -115,12 +115,15 @@ impl SessionLogout {
         let Some(state) = self.session.state()? else {
             return self.wait_until_gone(host.as_ref());
         };
-        // The removal of a target may wait for a command that the target does not answer, and
-        // the end of the connection ends that command. Two removals of one target at once would
-        // be one too many for the kernel (`scsi_remove_target`, `scsi_target_reap`).
+        // Another call's delete may wait for a command that the target does not answer, and the
+        // end of the connection ends that command. Two removals of one target at once, or that of
+        // its session meanwhile, are too much for the kernel (`scsi_remove_target`,
+        // `scsi_target_reap`).
         if state == IscsiSession::LOGGED_IN && !self.session.is_losing_its_target()? {
             self.unbind()?;
-            self.request_logout()?;
+            if self.has_lost_its_target_by(self.deadline.at_most(LOGOUT_TIMEOUT))? {
+                self.request_logout()?;
+            }
             self.stop()?;
         } else {
             self.stop()?;
@@ -130,6 +133,8 @@ impl SessionLogout {
             })?;
             self.unbind()?;
         }
+        let session = self.session.clone();
+        self.wait_for("its target to be gone", |_| Ok(!session.has_targets()?))?;
         self.check_deadline()?;
         if self.session.has_connection() {
             self.unless_gone(|ending| ending.control.destroy_connection(id))?;
@@ -150,9 +155,20 @@ impl SessionLogout {
         // (`__iscsi_unbind_session`).
         self.wait_for("its target to be removed", |notification| {
             let is_reported = *notification == Some(Notification::Unbound(id));
-            let has_no_devices = is_reported || session.devices()?.is_empty();
-            Ok(has_no_devices && session.is_unbound()? && !session.has_targets()?)
+            Ok(is_reported || session.is_unbound()? && session.devices()?.is_empty())
         })
+    }
+
+    /// Another call that deletes a device may still hold the target.
+    fn has_lost_its_target_by(&self, limit: Deadline) -> Result<bool> {
+        let mut pauses = Backoff::for_kernel_state();
+        while self.session.has_targets()? {
+            if limit.has_passed() {
+                return Ok(false);
+            }
+            limit.pause(pauses.pause());
+        }
+        Ok(true)
     }
 
     fn request_logout(&mut self) -> Result<()> {

@@ -92,10 +92,6 @@ fn a_logout_ends_a_delete_that_waits_for_an_unanswered_read_and_the_kernel_does_
     let device = session.device_dir(1);
     let in_flight = Path::new("/sys/block").join(session.disk(1).unwrap());
     let in_flight = in_flight.join("inflight");
-    if guest::kernel() >= (5, 15) {
-        // The directory goes after the read has ended, and so does the session.
-        fs::write(device.join("timeout"), "2").unwrap();
-    }
 
     proxy.ignore(READ_10);
     thread::scope(|scope| {
@@ -104,15 +100,18 @@ fn a_logout_ends_a_delete_that_waits_for_an_unanswered_read_and_the_kernel_does_
             let reads = fs::read_to_string(&in_flight).unwrap();
             reads.trim_start().starts_with('1').then_some(())
         });
-        scope.spawn(|| fs::write(device.join("delete"), "1"));
+        scope.spawn(|| fs::write(device.join("delete"), "1").unwrap());
         let id = session.id.to_string().parse().unwrap();
         let session = IscsiSession::new(&Roots::default(), id);
-        if guest::kernel() < (5, 15) {
-            // The kernel itself gives the read 30 s.
-            wait_until("the device's directory to go", LIMIT, || {
-                session.devices().unwrap().is_empty().then_some(())
-            });
-        }
+        // Before 5.15 the device's directory goes before the read has ended.
+        wait_until("the delete to begin", LIMIT, || {
+            if guest::kernel() < (5, 15) {
+                return session.devices().unwrap().is_empty().then_some(());
+            }
+            let state = fs::read_to_string(device.join("state")).unwrap();
+            (state.trim() == "cancel").then_some(())
+        });
+        // The kernel itself gives the read 30 s.
         log_out(&Roots::default(), &session, Deadline::after(LIMIT)).unwrap();
     });
     nothing_is_left();

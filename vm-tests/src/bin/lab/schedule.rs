@@ -23,9 +23,9 @@ use crate::summary::{Remains, Summary};
 use crate::units::{self, Unit};
 use crate::{expected_skips, guest_root, harmless, modules};
 
-/// The memory of the host that one machine can take: its guest's 2 GiB, and the emulator's
-/// translated code. Most take less than 1 GiB.
-const MACHINE_BYTES: u64 = 3 << 30;
+/// The memory of the host that one machine takes: its guest's 2 GiB, the emulator's translated
+/// code, and a reserve.
+const MACHINE_BYTES: u64 = 4 << 30;
 
 /// The VM tests of a run, built, with everything that the machines need.
 pub(crate) struct Plan {
@@ -104,8 +104,7 @@ impl Plan {
         let queue = units::in_turn(&self.units).into_iter();
         let queue: Vec<(&Unit, &Kernel)> =
             queue.map(|(at, unit)| (unit, &self.kernels[at])).collect();
-        let seats = seats(self.accel);
-        side_by_side(&queue, seats, on_the_host, |seat, unit, kernel| {
+        side_by_side(&queue, on_the_host, |seat, unit, kernel| {
             let setup = Setup {
                 kernel,
                 root: &self.root,
@@ -124,7 +123,6 @@ impl Plan {
 /// the last machine until it ends. The threads live as long as the machines that they start.
 fn side_by_side(
     queue: &[(&Unit, &Kernel)],
-    seats: usize,
     on_the_host: impl FnOnce() -> Result<()> + Send,
     run: impl Fn(usize, &Unit, &Kernel) -> Result<()> + Sync,
 ) -> Result<()> {
@@ -136,7 +134,7 @@ fn side_by_side(
         Ok(())
     };
     let worker = &worker;
-    let last = seats - 1;
+    let last = seats() - 1;
     thread::scope(|scope| {
         let mut workers: Vec<_> = (0..last.min(queue.len()))
             .map(|seat| scope.spawn(move || worker(seat)))
@@ -155,17 +153,12 @@ fn side_by_side(
     })
 }
 
-/// How many machines run at once: more than there are processors, because half of a test's time
-/// is spent waiting, and no more than fit into memory.
-fn seats(accel: Accel) -> usize {
+/// How many machines run at once: two more than there are processors, because half of a
+/// test's time is spent waiting, and no more than fit into memory.
+fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    let most = match accel {
-        Accel::Kvm | Accel::Tcg => processors + 2,
-        // Such a machine loads one processor of the host.
-        Accel::TcgOnOneThread => 3 * processors,
-    };
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
-    usize::try_from(room).unwrap_or(1).clamp(1, most)
+    usize::try_from(room).unwrap_or(1).clamp(1, processors + 2)
 }
 
 /// The memory that is available without swapping, in bytes.
