@@ -16,7 +16,7 @@ use crate::engine::iscsi::login::sessions::Sessions;
 use crate::engine::iscsi::sessions::{end_if_down, share};
 use crate::error::{Error, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
-use crate::iscsi::{IscsiSession, SessionName, SessionOptions};
+use crate::iscsi::{ConnectionStatus, IscsiSession, SessionName, SessionOptions};
 use crate::transport::{MissingReason, Route, RouteKind, RouteUnavailable};
 
 /// A route, and the error of its login where one was tried.
@@ -182,6 +182,10 @@ fn share_all(
             continue;
         };
         match &route.address {
+            // A logout that ended before it removed the target.
+            Ok(_) if session.connection_status()? == Some(ConnectionStatus::Ending) => {
+                all_logged_in &= !end_if_down(roots, &session, deadline)?;
+            }
             Ok(_) => {
                 let shared = share(roots, &session, deadline)?;
                 if shared.is_some() && request.log_in.is_some() {

@@ -336,22 +336,54 @@ fn two_recoveries_recover_a_session_once_and_leave_iscsids_sessions_to_iscsid() 
     nothing_is_left();
 }
 
-/// Sends `ISCSI_UEVENT_CREATE_SESSION` as the engine does, and nothing more. The socket that
-/// creates the session stays open until the result is dropped.
-fn make_a_session_without_names() -> Socket {
+const CREATE_SESSION: u16 = 11;
+const STOP_CONN: u16 = 18;
+const STOP_CONN_TERM: u8 = 1;
+
+/// Sends one `iscsi_uevent`, and nothing more. The socket that does so stays open until the
+/// result is dropped.
+fn send_event(kind: u16, arguments: [u8; 24]) -> Socket {
     let handle = fs::read_to_string("/sys/class/iscsi_transport/tcp/handle").unwrap();
     let handle: u64 = handle.trim().parse().unwrap();
     let mut message = vec![0; 72];
     message[..4].copy_from_slice(&72_u32.to_ne_bytes());
-    message[4..6].copy_from_slice(&11_u16.to_ne_bytes());
+    message[4..6].copy_from_slice(&kind.to_ne_bytes());
     message[6] = 1;
-    message[16..20].copy_from_slice(&11_u32.to_ne_bytes());
+    message[16..20].copy_from_slice(&u32::from(kind).to_ne_bytes());
     message[24..32].copy_from_slice(&handle.to_ne_bytes());
-    message[32] = 1;
+    message[32..56].copy_from_slice(&arguments);
     let mut socket = Socket::new(NETLINK_ISCSI).unwrap();
     socket.bind(&SocketAddr::new(u32::MAX, 0)).unwrap();
     socket.send_to(&message, &SocketAddr::new(0, 0), 0).unwrap();
     socket
+}
+
+fn make_a_session_without_names() -> Socket {
+    let mut arguments = [0; 24];
+    arguments[0] = 1;
+    send_event(CREATE_SESSION, arguments)
+}
+
+/// A process that logs out while another one deletes the last device ends the connection first,
+/// and may be killed then.
+#[test]
+fn an_attach_ends_a_session_that_a_killed_logout_left_with_its_target_and_without_connection() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = IscsiTarget::serve(IQN, &[1, 2], MIB);
+    attach(&engine, &target, 1, options());
+    let left = the_only_session();
+    fs::write(left.device_dir(1).join("delete"), "1").unwrap();
+    let mut arguments = [0; 24];
+    arguments[..4].copy_from_slice(&left.id.to_ne_bytes());
+    arguments[16] = STOP_CONN_TERM;
+    let _stopping = send_event(STOP_CONN, arguments);
+    assert_eq!(left.state(), "LOGGED_IN");
+    let attached = attach(&engine, &target, 2, options());
+    let session = session_of(&attached);
+    assert_ne!(session, left.id);
+    assert_eq!(detach(&engine, &target, 2), [session]);
+    nothing_is_left();
 }
 
 #[test]
