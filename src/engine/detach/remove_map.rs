@@ -167,7 +167,7 @@ fn write_map_back(
         return Err(failed_flush::lost_data_error(map.disk(), &earlier));
     }
     let (file, disk, roots) = (file.clone(), map.disk().clone(), engine.roots().clone());
-    let flush = move || write_back::flush(&roots, file, &disk, &mark);
+    let flush = move || write_back::flush(&roots, file, &disk, mark);
     let flush = worker::start(Stage::Flush, flush)?;
     let path_limit = deadline.half();
     loop {

@@ -34,8 +34,9 @@ impl FailedFlush {
         Ok(Self { path, disk })
     }
 
-    /// Why an earlier flush failed, or may have failed: its process died during the flush,
-    /// and the device has failed commands since. `None` if no flush failed.
+    /// Why an earlier flush failed, or may have failed: its process ended during the flush, and
+    /// the device has failed commands since, or would not have counted them. `None` if no flush
+    /// failed.
     pub(in crate::engine) fn read(&self) -> Result<Option<String>> {
         let text = sysfs::read_if_there(&self.path)?;
         // The flush of a process that was killed before it wrote the mark had not begun.
@@ -72,6 +73,7 @@ impl FailedFlush {
         }
         Ok(FlushUnderWay {
             mark: self,
+            is_first,
             removes_mark: is_first,
         })
     }
@@ -114,6 +116,8 @@ impl FailedFlush {
 #[derive(Debug)]
 pub(in crate::engine) struct FlushUnderWay {
     mark: FailedFlush,
+    /// No earlier flush has failed.
+    is_first: bool,
     removes_mark: bool,
 }
 
@@ -122,15 +126,24 @@ impl FlushUnderWay {
     pub(in crate::engine) fn run<T>(
         mut self,
         has_lost_data: impl FnOnce(&Error) -> bool,
-        flush: impl FnOnce() -> Result<T>,
+        flush: impl FnOnce(&Self) -> Result<T>,
     ) -> Result<T> {
-        let removes_mark = std::mem::replace(&mut self.removes_mark, false);
-        let flushed = flush();
+        self.removes_mark = false;
+        let flushed = flush(&self);
         match &flushed {
             Err(error) if has_lost_data(error) => self.mark.set(error),
-            _ => self.removes_mark = removes_mark,
+            _ => self.removes_mark = self.is_first,
         }
         flushed
+    }
+
+    /// Marks that the count of failed commands does not show whether this flush fails.
+    pub(in crate::engine) fn mark_as_uncounted(&self) -> Result<()> {
+        if !self.is_first {
+            return Ok(());
+        }
+        let marked = self.mark.write(UNCOUNTED);
+        marked.map_err(|error| error.at(Stage::Flush))
     }
 }
 
@@ -144,6 +157,10 @@ impl Drop for FlushUnderWay {
 
 /// The beginning of the mark of a flush that is under way; a number follows it.
 const UNDER_WAY: &str = "its process died while it was under way, when ";
+
+/// The mark of a flush whose failure only its process can see.
+const UNCOUNTED: &str = "its process ended while it was under way, and a dead path does not count \
+                         the commands that it rejects";
 
 /// How many commands the device, or the devices below the map, have failed; 0 if the kernel
 /// does not count them, as for NBD.
@@ -275,8 +292,8 @@ pub(in crate::engine) fn purge_stale(
 /// The error in place of a flush that would prove nothing.
 pub(in crate::engine) fn lost_data_error(disk: &BlockDevice, earlier: &str) -> Error {
     let message = format!(
-        "an earlier flush of {} failed, and the data written before is lost ({earlier}): a \
-         later flush proves nothing; to detach it anyway, abandon unwritten data",
+        "an earlier flush of {} failed or may have failed, and data written before may be lost \
+         ({earlier}): a later flush proves nothing; to detach it anyway, abandon unwritten data",
         disk.name()
     );
     Error::new(ErrorKind::Io, message).at(Stage::Flush)
@@ -350,7 +367,7 @@ mod tests {
         let roots = Roots::below(root.path());
         let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
         let flush = mark.clone().begin().unwrap();
-        let run = || flush.run(|_| false, || -> Result<()> { panic!("on purpose") });
+        let run = || flush.run(|_| false, |_| -> Result<()> { panic!("on purpose") });
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
         assert!(mark.path.exists());
     }

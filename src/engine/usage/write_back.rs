@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, host_queue_of, run_in_queue};
-use crate::engine::usage::failed_flush::{self, FailedFlush};
+use crate::engine::usage::failed_flush::{self, FailedFlush, FlushUnderWay};
 use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
@@ -84,7 +84,7 @@ pub(in crate::engine) fn write_back(
         &format!("{} to write back", disk.name()),
         limit,
         || disk.describe(),
-        move |_| flush(&roots, file, &own, &mark),
+        move |_| flush(&roots, file, &own, mark),
     );
     match (flushed, earlier) {
         (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
@@ -127,7 +127,7 @@ pub(in crate::engine) fn write_back_below_map(
     let written = move |file: &File| {
         let mut dropped = Ok(());
         // Both may make a write fail.
-        let written = mark.begin()?.run(is_failed_write, || {
+        let written = mark.begin()?.run(is_failed_write, |_| {
             dropped = own.drop_pages(&roots, file);
             own.write_pages(&roots, file)
         });
@@ -167,7 +167,7 @@ pub(in crate::engine) fn write_pages_of(
     let mark = FailedFlush::of(engine.roots(), disk)?;
     let write = move |note_thread| {
         let flush = mark.begin()?;
-        flush.run(is_failed_write, || files.write_back(note_thread))
+        flush.run(is_failed_write, |_| files.write_back(note_thread))
     };
     let what = format!("{} to write back", disk.name());
     let queue = host_queue_of(engine, disk);
@@ -190,14 +190,13 @@ pub(in crate::engine) fn flush(
     roots: &Roots,
     file: Arc<File>,
     disk: &BlockDevice,
-    mark: &FailedFlush,
+    mark: FailedFlush,
 ) -> Result<Flush> {
     // A process that may not drop the pages has lost nothing.
     let has_failed = |error: &Error| error.kind() != ErrorKind::NotPermitted;
-    let flush = mark.clone().begin()?;
-    flush.run(has_failed, || {
+    mark.begin()?.run(has_failed, |flush| {
         worker::run_with_own_fd_table_and(file, |file| {
-            flush_pages_and_cache(roots, disk, file, mark)
+            flush_pages_and_cache(roots, disk, file, flush)
         })
     })
 }
@@ -213,7 +212,7 @@ fn flush_pages_and_cache(
     roots: &Roots,
     disk: &BlockDevice,
     file: &File,
-    mark: &FailedFlush,
+    flush: &FlushUnderWay,
 ) -> Result<Flush> {
     match disk.drop_pages(roots, file) {
         // Before Linux 5.11 a map passes this call on to the path that it used last, which may
@@ -222,7 +221,7 @@ fn flush_pages_and_cache(
         // them must not depend on the commands that failed: a dead path rejects them uncounted.
         Err(error) if error.kind() == ErrorKind::Vanished && disk.name().starts_with("dm-") => {
             tracing::debug!(%error, disk = disk.name(), "the pages are not dropped");
-            mark.set(&error);
+            flush.mark_as_uncounted()?;
         }
         dropped => dropped?,
     }
