@@ -13,7 +13,7 @@ use crate::accel::Accel;
 use crate::boot::{self, Setup};
 use crate::kernel::Series;
 use crate::run_dir::RunDir;
-use crate::{modules, programs, schedule};
+use crate::{harmless, modules, programs, schedule};
 
 #[derive(Debug, Args)]
 pub(crate) struct StoryArguments {
@@ -67,6 +67,11 @@ pub(crate) fn run(arguments: &StoryArguments) -> Result<()> {
                 out.flush()?;
             }
             Report::StoryEnded { result, status } => ending = Some((result, status)),
+            Report::Booted { alarms, .. } | Report::Done { alarms } => {
+                if let Some(defect) = harmless::defects(kernel.series, &alarms).first() {
+                    bail!("{} logged: {defect}", kernel.series);
+                }
+            }
             _ => {}
         }
         Ok(())
