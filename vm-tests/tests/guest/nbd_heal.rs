@@ -12,6 +12,7 @@ use lunbd::engine::{HealOutcome, HealReport, NbdOptions, StageObserver};
 use lunbd::error::Stage;
 use lunbd::nbd::Difference;
 use lunbd::{Attachment, Deadline, DetachRequest, Engine, ErrorKind};
+use nix::fcntl::{Flock, FlockArg};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_agent::{attach_with, detach, source};
@@ -402,8 +403,10 @@ fn a_detach_writes_back_over_the_connection_that_a_heal_makes_meanwhile() {
     let node = attach_with(&engine, &uri, &patient()).node;
     guest::udevd::settle();
     // The last close of a device writes back, so a reader keeps it open until the heal. udev
-    // reads the partition table after a writer's close, and writes back before that.
+    // would read the partition table after the writer's close, write back before that, and hold
+    // that close up until then (`bdev_disk_changed`). It leaves a locked disk alone.
     let reader = File::open(&node).unwrap();
+    let reader = Flock::lock(reader, FlockArg::LockExclusiveNonblock).unwrap();
     let data = vec![0x5a; 64 << 10];
     server.kill();
     File::options()
