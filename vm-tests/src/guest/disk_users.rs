@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::hidden_writers::{FixedFile, Mapper, OwnTable};
 use super::lio::Store;
@@ -244,11 +244,20 @@ struct Undo(Vec<Vec<String>>);
 
 impl Drop for Undo {
     fn drop(&mut self) {
+        /// In this time udevd closes a device that it probes.
+        const LIMIT: Duration = Duration::from_secs(60);
         for command in &self.0 {
             let (program, arguments) = command.split_first().expect("a command");
-            let ended = Command::new(program).args(arguments).status();
-            if !ended.as_ref().is_ok_and(std::process::ExitStatus::success) {
-                eprintln!("{command:?}: {ended:?}");
+            let start = Instant::now();
+            loop {
+                let ended = Command::new(program).args(arguments).status();
+                if ended.as_ref().is_ok_and(std::process::ExitStatus::success) {
+                    break;
+                }
+                if start.elapsed() > LIMIT {
+                    eprintln!("{command:?}: {ended:?}");
+                    break;
+                }
             }
         }
     }

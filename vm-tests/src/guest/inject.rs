@@ -8,6 +8,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -65,15 +66,16 @@ impl Traced {
 /// Runs `lunbd --json` with these arguments; the named act has the fault.
 #[must_use]
 pub fn run(arguments: &[String], inject: Option<(&str, Fault)>) -> Traced {
-    run_until(arguments, inject, || false)
+    run_until(arguments, inject, |_| false)
 }
 
-/// The same for a command that keeps running: it is ended (SIGTERM) when `is_over`.
+/// The same for a command that keeps running: it is ended (SIGTERM) when `is_over`, which is told
+/// whether the fault was injected.
 #[must_use]
 pub fn run_until(
     arguments: &[String],
     inject: Option<(&str, Fault)>,
-    mut is_over: impl FnMut() -> bool + Send,
+    mut is_over: impl FnMut(bool) -> bool + Send,
 ) -> Traced {
     super::enter();
     let begun = Instant::now();
@@ -92,22 +94,24 @@ pub fn run_until(
         | Options::PTRACE_O_EXITKILL;
     ptrace::seize(pid, options).expect("to trace it");
     kill(pid, Signal::SIGCONT).expect("to let it go on");
+    let injected = AtomicBool::new(false);
     let mut tracer = Tracer {
         pid,
         inject,
         threads: BTreeMap::new(),
         acts: Vec::new(),
         counts: BTreeMap::new(),
-        injected: false,
+        injected: &injected,
         runs: false,
     };
     // The output is shorter than a pipe's buffer, so it is complete when the program has ended.
     let (has_ended, waits) = mpsc::channel::<()>();
     let code = thread::scope(|scope| {
+        let injected = &injected;
         scope.spawn(move || {
             let pause = Duration::from_millis(20);
             while waits.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                if is_over() {
+                if is_over(injected.load(Ordering::Relaxed)) {
                     let _ended_by_itself = kill(pid, Signal::SIGTERM);
                     return;
                 }
@@ -120,7 +124,7 @@ pub fn run_until(
     let said = said(&mut child);
     Traced {
         acts: tracer.acts,
-        injected: tracer.injected,
+        injected: injected.load(Ordering::Relaxed),
         code,
         said,
         took: begun.elapsed(),
@@ -155,7 +159,7 @@ struct Tracer<'a> {
     threads: BTreeMap<i32, Next>,
     acts: Vec<String>,
     counts: BTreeMap<String, u32>,
-    injected: bool,
+    injected: &'a AtomicBool,
     /// The shell has become the program.
     runs: bool,
 }
@@ -231,7 +235,7 @@ impl Tracer<'_> {
         *count += 1;
         let act = format!("{name}:{count}");
         let fault = self.inject.filter(|(wanted, _)| *wanted == act);
-        self.injected |= fault.is_some();
+        self.injected.fetch_or(fault.is_some(), Ordering::Relaxed);
         self.acts.push(act);
         fault
     }

@@ -202,10 +202,12 @@ fn a_signal_ends_a_detach_that_waits_for_udev_and_the_receipt_says_that_the_disk
     for (signal, code) in SIGNALS {
         exits(&guest::lunbd(&["attach", &source]), 0);
         udevd::settle();
+        // The link of the bus goes before the disk does.
+        let device = fs::canonicalize(target.device_dir(2)).unwrap();
         let stopped = udevd::stopped();
         let detach = start(&["detach", &source]);
         guest::wait_until("the disk to be gone", LIMIT, || {
-            target.devices().is_empty().then_some(())
+            (!device.exists()).then_some(())
         });
         let said = ended_by(detach, signal, code);
         assert_eq!(said["stage"], "settle", "{said}");

@@ -419,7 +419,7 @@ fn nothing_of_the_cache_is_lost(multipath: Multipath) {
     };
     let request = DetachRequest::new(DetachTarget::Device(attachment.node)).observe(close);
     let detachment = engine
-        .detach(request, Deadline::after(Duration::from_secs(120)))
+        .detach(request, Deadline::after(Duration::from_secs(400)))
         .unwrap();
     assert!(detachment.safe_to_unmap, "{detachment:?}");
     let left = left.load(Ordering::Relaxed);

@@ -137,6 +137,7 @@ fn each_user_of_a_map_prevents_its_detach_and_an_unused_map_is_removed() {
     let holders = guest::entries(format!("/sys/block/{}/holders", unit.map()));
     assert_eq!(holders.len(), 1, "{holders:?}");
     unit.is_refused(&format!("held by {}", holders[0]));
+    guest::udevd::settle();
     guest::run(&["dmsetup", "remove", "--retry", "on-top"]);
 
     guest::udevd::settle();
@@ -195,6 +196,7 @@ fn partition_maps_are_removed_with_their_map_and_all_stay_while_one_is_mounted()
     for part in &parts {
         assert!(fs::exists(format!("/sys/block/{part}")).unwrap(), "{part}");
     }
+    guest::udevd::settle();
     guest::run(&["dmsetup", "remove", "--retry", "on-top"]);
     unit.goes();
 }

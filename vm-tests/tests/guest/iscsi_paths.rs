@@ -377,9 +377,8 @@ fn detach_where_the_map_queues_for_ever(multipathd_hangs: bool) {
         session.wait_until_lost(LIMIT);
     }
     disk.write_all(&vec![0x77; 4096]).unwrap();
-    // The close writes back and waits for a path. So the file stays open in a thread that ends
-    // with the test.
-    let closer = std::thread::spawn(move || drop(disk));
+    // The close writes back and waits for a path, on a thread that ends with the test.
+    let closer = guest::unwritten::closing(disk);
 
     if multipathd_hangs {
         multipathd.hold();

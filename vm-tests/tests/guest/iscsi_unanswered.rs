@@ -92,6 +92,8 @@ fn a_logout_ends_a_delete_that_waits_for_an_unanswered_read_and_the_kernel_does_
     let device = session.device_dir(1);
     let in_flight = Path::new("/sys/block").join(session.disk(1).unwrap());
     let in_flight = in_flight.join("inflight");
+    // No read of udevd is in flight.
+    guest::udevd::settle();
 
     proxy.ignore(READ_10);
     thread::scope(|scope| {

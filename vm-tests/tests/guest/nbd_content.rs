@@ -55,7 +55,7 @@ fn name_of(path: &Path) -> ContentName {
 fn patient() -> NbdOptions {
     NbdOptions::default()
         .io_timeout(Duration::from_secs(5))
-        .dead_connection_timeout(Duration::from_secs(120))
+        .dead_connection_timeout(Duration::from_secs(600))
 }
 
 fn attach(engine: &Engine, source: &Source) -> Attachment {
@@ -126,7 +126,7 @@ fn impostors_are_refused(serve: Serve) {
     let attachment = attach(&first, &source_of(&at));
     let mounted = InUse::mount(&attachment.node);
     // Content that udev has not read completely is not evidence.
-    guest::run(&["udevadm", "settle"]);
+    guest::udevd::settle();
     server.kill();
     drop(server);
     let in_use = InUse::write(mounted);

@@ -177,7 +177,7 @@ fn another_device_of_the_same_btrfs_is_refused_by_a_heal_and_by_a_later_attach()
     let attach = || agent.attach_volume(&journal, &volume, &request, soon());
     let attachment = attach().unwrap();
     assert_eq!(attachment.content(), Some(&*names));
-    guest::run(&["udevadm", "settle"]);
+    guest::udevd::settle();
     server.kill();
     drop(server);
 

@@ -38,7 +38,7 @@ fn format(path: &Path) -> ContentName {
     let path = path.to_str().unwrap();
     guest::run(&["mkfs.ext4", "-q", "-F", path]);
     // udev reads a device when the tool has closed it.
-    guest::run(&["udevadm", "settle"]);
+    guest::udevd::settle();
     let uuid = guest::run(&["blkid", "-p", "-s", "UUID", "-o", "value", path]);
     format!("fs.{}", uuid.trim()).parse().unwrap()
 }
@@ -52,7 +52,7 @@ fn formatted() -> (Store, ContentName) {
 fn request(source: &Source) -> AttachRequest {
     let options = NbdOptions::default()
         .io_timeout(Duration::from_secs(5))
-        .dead_connection_timeout(Duration::from_secs(120));
+        .dead_connection_timeout(Duration::from_secs(600));
     AttachRequest::new(source.clone()).nbd(options)
 }
 

@@ -58,9 +58,10 @@ impl HangingDisconnect {
         });
         let client = Command::new("nbd-client").args(["-d", node]).spawn();
         let client = client.unwrap();
-        let index = attached.nbd_index().unwrap();
-        guest::wait_until("the disconnect to hang", LIMIT, || {
-            (!knows(index)).then_some(())
+        let stack = format!("/proc/{}/stack", client.id());
+        guest::wait_until("the kernel's disconnect to wait", LIMIT, || {
+            let stack = fs::read_to_string(&stack).unwrap();
+            stack.contains("nbd_genl_disconnect").then_some(())
         });
         Self {
             source,

@@ -189,7 +189,7 @@ fn a_heal_leaves_a_device_alone_that_is_being_disconnected() {
     assert!(healer.next(soon()).unwrap()[0].outcome.serves());
     // The device stays until the last close.
     let opener = File::open(&attachment.node).unwrap();
-    let limit = Deadline::after(Duration::from_secs(3));
+    let limit = Deadline::after(Duration::from_secs(8));
     let error = ours.detach(source(&uri), limit).unwrap_err();
     assert_eq!(error.stage(), Some(Stage::Confirm), "{error}");
     for engine in [&ours, &engine()] {
@@ -281,7 +281,7 @@ fn a_repeated_attach_returns_an_attached_device_only_if_it_answers() {
         error.to_string().contains("connections have ended"),
         "{error}"
     );
-    let error = refusal(&another, &uri, 3);
+    let error = refusal(&another, &uri, 8);
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(error.stage(), Some(Stage::Probe), "{error}");
     server.start();

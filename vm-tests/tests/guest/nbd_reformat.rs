@@ -32,7 +32,7 @@ fn format(path: &Path) -> ContentName {
     let path = path.to_str().unwrap();
     guest::run(&["mkfs.ext4", "-q", "-F", path]);
     // udev reads a device when the tool has closed it.
-    guest::run(&["udevadm", "settle"]);
+    guest::udevd::settle();
     let uuid = guest::run(&["blkid", "-p", "-s", "UUID", "-o", "value", path]);
     format!("fs.{}", uuid.trim()).parse().unwrap()
 }
@@ -40,7 +40,7 @@ fn format(path: &Path) -> ContentName {
 fn options() -> NbdOptions {
     NbdOptions::default()
         .io_timeout(Duration::from_secs(5))
-        .dead_connection_timeout(Duration::from_secs(120))
+        .dead_connection_timeout(Duration::from_secs(600))
 }
 
 fn healed(engine: &Engine) -> HealOutcome {
@@ -108,7 +108,7 @@ fn only_the_last_content_is_known(serve: Serve) {
         "{healing:?}"
     );
     // udev reads the accepted content, which is the volume's from now on.
-    guest::run(&["udevadm", "settle"]);
+    guest::udevd::settle();
     let place = Directory::new("reformat");
     let (node, place) = (node.to_str().unwrap(), place.to_str().unwrap());
     guest::run(&["mount", "-t", "ext4", node, place]);

@@ -143,6 +143,10 @@ fn a_dead_connection_is_replaced_by_none_to_another_volume(
         matches!(healing.outcome, HealOutcome::Adopted(_)),
         "{healing:?}"
     );
+    // The relay sees later that its client has closed a connection.
+    guest::wait_until("no more connections than the device has", LIMIT, || {
+        (relay.clients().len() <= 2).then_some(())
+    });
     assert_eq!(relay.clients().len(), 2);
     assert_has_first_bytes_of(&node, right);
     drop(opened);
