@@ -35,8 +35,8 @@ pub const DEFAULT_LIMIT_SECS: u64 = 600;
 pub const RESULT_FILE: &str = "/run/lunbd-vm/result.json";
 /// The limit for one boot, whatever its tests ask for.
 ///
-/// All tests of a kernel that have no boot of their own share one, of a third of an hour on two
-/// free cores. The lab ends a silent guest long before.
+/// About 35 tests share a boot, which takes minutes on two free cores. The lab ends a silent
+/// guest long before this limit.
 pub const BOOT_LIMIT_SECS: u64 = 3 * 60 * 60;
 
 /// What one boot is for.

@@ -15,10 +15,10 @@ const MARK: &str = "sweep ";
 const HEAD: &str = "\
 # Whole sweeps
 
-A run of `vm-tests/test` takes a fifth of each sweep, and another fifth with the next
-seed: of the steps of a kill or a reset, or of the acts that fail, each in one of five ways. So 25
-seeds take each act in each way. Each row is from a run that took every point and passed. These
-commands write it:
+A run of `vm-tests/test` takes a part of each sweep, and the next seed takes another part:
+`vm-tests/src/guest/rotation.rs` says how many seeds take every point. Each row is from a run that
+took every point and passed. A point that an operation does not reach a second time is no kill and
+no fault, and the row counts it. These commands write a row:
 
     LUNBD_VM_SWEEPS=whole vm-tests/test --vm-only TEST | tee sweep.log
     cargo run --package vm-tests --bin sweep-table < sweep.log
@@ -54,6 +54,12 @@ impl SweepRow {
     #[must_use]
     pub fn line(&self) -> String {
         format!("{MARK}{}", serde_json::to_string(self).expect("strings"))
+    }
+
+    /// Whether a line that a test told has a row.
+    #[must_use]
+    pub fn is_in(told: &str) -> bool {
+        told.starts_with(MARK)
     }
 
     /// Parses the row of a line of a run's output.

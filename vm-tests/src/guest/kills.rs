@@ -182,15 +182,15 @@ impl KillSweep {
         let steps: Vec<String> = steps.collect();
         super::tell(&format!(
             "{} kills: {kills} of {} steps this run ({}), {points}, in {} s, {} did not come \
-             again: {}",
+             again {:?}: {}",
             self.what,
             self.steps,
             self.part,
             self.begun.elapsed().as_secs(),
             self.passed_by.len(),
+            self.passed_by,
             steps.join("; "),
         ));
-        println!("did not come again: {:?}", self.passed_by);
         for (found, times) in &self.found {
             super::tell(&format!("{times:4} x {found}"));
         }
@@ -209,7 +209,7 @@ impl KillSweep {
         assert!(missed.is_empty(), "no kill at {missed:?}");
         super::tell_whole_sweep(
             &format!("kills, {}", self.what),
-            format!("{kills} kills"),
+            format!("{kills} kills, {} did not come again", self.passed_by.len()),
             points,
             self.begun.elapsed(),
         );

@@ -1,7 +1,16 @@
 //! Which points of a sweep one run takes: a fifth, and another fifth with each seed.
 //!
-//! Runs with consecutive seeds take all parts in turn, so any five of them take every point. A
-//! point's part follows from its name and not from its place in a list: kernels differ in what
+//! Runs with consecutive seeds take all parts in turn, so any five of them take every point of
+//! most sweeps. Some points take more runs:
+//!
+//! - an act in each of the ways in which it can fail or hang: 25 (`fault_table`);
+//! - a kill at a step that another sweep has too, of a multipath volume and of the locks for a
+//!   login: 25 ([`Part::has_rarely`]);
+//! - a reset at each step with each kind of volume: 15 (`own_boot_reset_mpath_nbd`);
+//! - the recovery from each broken record: 9 of a SCSI volume, 31 of an NBD volume
+//!   (`recover_broken_scsi_and_nbd`).
+//!
+//! A point's part follows from its name and not from its place in a list: kernels differ in what
 //! a list holds, and one more point must not move the others. Five is odd, so a lab that
 //! chooses a test's kernel by the seed's parity takes each point on both kernels within ten
 //! runs.

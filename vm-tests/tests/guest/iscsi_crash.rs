@@ -197,7 +197,8 @@ impl Rig {
         let all = self.turn(sweep, &none);
         let mut select = |operation: &str, steps: &[String]| {
             let tried = steps.iter().filter(|step| is_tried(step)).cloned();
-            sweep.select(operation, &tried.collect::<Vec<_>>())
+            let is_rare = |step: &str| step.starts_with("device-lock.");
+            sweep.select_with(operation, &tried.collect::<Vec<_>>(), is_rare)
         };
         let attach = select("attach", &all.attach);
         let recover = select("recover-session", &all.recover);
@@ -216,16 +217,13 @@ impl Rig {
     }
 }
 
-/// The steps of iSCSI; in a whole sweep also those of the locks for a login and for the end of
-/// a session. Of the settings, those that name a session, and one for all others.
+/// The steps of iSCSI, and those of the locks for a login and for the end of a session. Of the
+/// settings, those that name a session, and one for all others.
 fn is_tried(step: &str) -> bool {
     let (point, pass) = step.split_once(':').unwrap();
     match point {
         "iscsi.to-set" | "iscsi.set" => pass.parse::<u32>().unwrap() <= 6,
-        _ => {
-            let of_device_lock = guest::sweeps_are_whole() && point.starts_with("device-lock.");
-            of_device_lock || point.starts_with("iscsi.")
-        }
+        _ => point.starts_with("iscsi.") || point.starts_with("device-lock."),
     }
 }
 

@@ -3,8 +3,8 @@
 //! behind.
 //!
 //! The engine's `src/crash.rs` lists the steps. A first process passes all of them and records
-//! them. Then each step of this run's part has its kill, at every pass. Five runs with
-//! consecutive seeds kill at every step: see `guest::rotation`.
+//! them. Then each step of this run's part has its kill, at every pass. `guest::rotation` says
+//! how many runs kill at every step.
 
 use std::fs::{self, File};
 use std::io::Write;
