@@ -113,7 +113,7 @@ fn read(file: &Path) -> Result<Value> {
 
 fn tables(results: &HostResults) -> String {
     let mut text = format!(
-        "# What needs no kernel of its own\n\n\
+        "# Benchmarks without a VM\n\n\
          Written by `{}` on {}: criterion's medians, Linux {}, {} processors, load average {:.1} \
          before and {:.1} after (in [host.json](host.json)). The machine of 10,000 disks is a \
          directory in memory.\n\n\

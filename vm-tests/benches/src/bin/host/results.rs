@@ -46,7 +46,7 @@ fn conditions(results: &Results, json: &str) -> String {
 
 fn medians(results: &Results) -> String {
     let rounds = results.figures.rounds;
-    format!(" Medians, of {rounds} rounds where nothing else is said.\n\n")
+    format!(" The figures are medians of {rounds} rounds unless a table says otherwise.\n\n")
 }
 
 /// The SCSI part as Markdown.
@@ -54,10 +54,10 @@ pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
     let mut text = format!(
         "# One LUN wanted: how long, and how many uevents\n\n\
          {}\
-         One boot, one LIO iSCSI target a size over loopback, the same for every way; nothing \
-         else of the target is attached unless a table says so. \"After udev\" is the time from the arrival of udev's own event \
-         for the disk to the return of the way; \"processors\" is what all of them did during the attach, \
-         kernel, target and udev too.\n\n\
+         All ways run in one boot and use one LIO iSCSI target for each size, over loopback. Nothing \
+         else of the target is attached unless a table says so. \"After udev\" is the time from the \
+         arrival of udev's own event for the disk to the return of the way. \"Processors\" is the work \
+         of all processors during the attach, with that of the kernel, the target and udev.\n\n\
          ![time](attach-time.svg)\n\n![uevents](attach-uevents.svg)\n\n![busy](attach-busy.svg)\n\n",
         conditions(results, "attach.json") + &medians(results)
     );
@@ -66,8 +66,8 @@ pub(crate) fn write(results: &Results, scsi: &Scsi) -> String {
     }
     let busy = &scsi.busy;
     let title = format!(
-        "One LUN of {}, while devices of others change {} times a second for {} ms, each change \
-         with {} ms of udev's (its queue is busy for {:.0} % of that time)",
+        "One LUN of {}, while devices of others change {} times a second for {} ms: udev works \
+         {} ms on each change, so its queue is busy for {:.0} % of that time",
         busy.luns,
         busy.rate,
         busy.lasting_ms,
@@ -98,13 +98,13 @@ pub(crate) fn write_log_in(results: &Results, log_in: &LogIn) -> String {
          {}\
          One LIO iSCSI target over loopback, to which nobody is logged in before a round or after \
          it. An attach logs in, scans for one LUN and waits for udev; a detach deletes the device \
-         and logs out. \"Processors\" is what all of them did during an attach, kernel, target and udev \
-         too.\n\n",
+         and logs out. \"Processors\" is the work of all processors during an attach, with that of the \
+         kernel, the target and udev.\n\n",
         conditions(results, "login.json") + &medians(results)
     );
     by_portals(&mut text, log_in.portals, &log_in.rows, &log_in.many, "");
     if let Some(far) = &log_in.far {
-        let title = format!(", {} ms of network there and back", far.round_trip);
+        let title = format!(", with a network round trip of {} ms", far.round_trip);
         text.push('\n');
         by_portals(&mut text, log_in.portals, &far.rows, &far.many, &title);
     }
@@ -119,9 +119,8 @@ fn by_portals(text: &mut String, portals: usize, rows: &[Row], many: &Row, far: 
         line(
             text,
             &format!(
-                "Attach and detach by lunbd are {:.1} times as quick; by {portals} portals the attach \
-                 takes {:.2} times as long as by one, in which the machine's processors do {:.2} times \
-                 as much.",
+                "Attach and detach by lunbd are {:.1} times as quick. With {portals} portals an attach \
+                 takes {:.2} times as long as with one, and uses {:.2} times the processor time.",
                 open_iscsi.whole.median / lunbd.whole.median,
                 many.attach.median / lunbd.attach.median,
                 many.attach_cpu.median / lunbd.attach_cpu.median
@@ -138,7 +137,7 @@ pub(crate) fn write_volumes(results: &Results, volumes: &Volumes) -> String {
          One nbdkit server over a unix socket. Each way is taken once for its times and once more \
          for its system calls (those of the programs it runs, too), which the kernel's tracepoint \
          counts.\n\n\
-         | way | | wall | of lunbd's | CPU | of it the hub's | system calls |\n\
+         | way | | wall | times lunbd's | CPU | of that, lunbd's event thread | system calls |\n\
          |---|---|--:|--:|--:|--:|--:|\n",
         volumes.volumes,
         conditions(results, "volumes.json") + "\n\n",
@@ -181,7 +180,7 @@ fn table(text: &mut String, title: &str, rows: &[Row]) {
     line(text, &format!("## {title}\n"));
     line(
         text,
-        "| way | attach | of lunbd's | processors | detach | processes | uevents | after udev | rounds | done too early |\n\
+        "| way | attach | times lunbd's | processors | detach | processes | uevents | after udev | rounds | done too early |\n\
          |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     );
     let base = rows.first().map_or(1.0, |row| row.attach.median);
@@ -317,9 +316,9 @@ mod tests {
         };
         let text = write_log_in(&results(), &log_in);
         assert!(text.contains("| `iscsiadm` | 500 ms | 5.00 |"), "{text}");
-        assert!(text.contains("3.5 times as quick; by 8 portals the attach takes 1.30 times"));
-        let title = "## By 8 portals at once, 20 ms of network there and back";
+        assert!(text.contains("3.5 times as quick. With 8 portals an attach takes 1.30 times"));
+        let title = "## By 8 portals at once, with a network round trip of 20 ms";
         assert!(text.contains(title), "{text}");
-        assert!(text.contains("2.5 times as quick; by 8 portals the attach takes 1.10 times"));
+        assert!(text.contains("2.5 times as quick. With 8 portals an attach takes 1.10 times"));
     }
 }

@@ -11,10 +11,10 @@ pub(crate) fn write_tls(results: &Results, tls: &Tls) -> String {
          {}\n\n\
          nbdkit's memory export over TCP and loopback. Requests go one after the other, with \
          `O_DIRECT`. The processor time is that of the whole machine: kernel, proxy and \
-         server. Medians of {} rounds, in which the ways take turns; one more before them is \
+         server. The figures are medians of {} rounds. The ways take turns, and a first round is \
          not counted.\n\n\
          ![throughput](tls.svg)\n\n\
-         | way | load | MiB/s | of the proxy's | processor s/GiB | of the proxy's |\n\
+         | way | load | MiB/s | times the proxy's | processor s/GiB | times the proxy's |\n\
          |---|---|--:|--:|--:|--:|\n",
         conditions(results, "tls.json"),
         tls.rounds,
