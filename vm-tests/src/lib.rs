@@ -14,7 +14,7 @@
 //!
 //! - Each test is a process of its own and has [`job::DEFAULT_LIMIT_SECS`]
 //!   seconds; [`guest::time_limit`] asks for more.
-//! - The tests of a kernel **share one boot**, so a test leaves the guest as it
+//! - Tests **share a boot**, about 35 of them, so a test leaves the guest as it
 //!   found it. pid 1 compares SCSI hosts and devices, block devices that have a
 //!   size, device-mapper maps, mounts, connected NBD devices, iSCSI sessions, FC
 //!   ports, targets and volumes of LIO and nvmet, network interfaces, processes, udevd and
@@ -37,7 +37,7 @@
 //!   itself does runs on each: `src/bin/lab/choice.rs` lists it.
 //! - A line of the kernel's log that reports a defect ([`kernel_log`]) fails the test that ran
 //!   then.
-//! - A sweep takes a fifth of its points, and another fifth with the next seed: see
+//! - A sweep takes a part of its points, and another part with the next seed: see
 //!   [`guest::rotation`].
 //!
 //! `vm-tests/test --vm-only NAME` runs the tests whose `file::name` contains NAME. A failed
@@ -53,6 +53,7 @@
     reason = "a test that cannot go on panics, and what it prints is kept with it"
 )]
 
+#[cfg(feature = "guest")]
 pub mod guest;
 pub mod job;
 pub mod kernel_log;

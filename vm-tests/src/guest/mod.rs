@@ -1,21 +1,15 @@
 //! What tests in the guest use.
 
-#[cfg(feature = "guest")]
 pub mod agent;
-#[cfg(feature = "guest")]
 pub mod certificates;
-#[cfg(feature = "guest")]
 pub mod crash;
 pub mod daemon;
 pub mod direct;
 pub mod directory;
-#[cfg(feature = "guest")]
 pub mod dirty_path;
 pub mod disk_users;
-#[cfg(feature = "guest")]
 pub mod exports;
 pub mod fault_table;
-#[cfg(feature = "guest")]
 pub mod faults;
 pub mod fcoe;
 pub mod hidden_writers;
@@ -26,18 +20,14 @@ pub mod iscsi_tcp;
 pub mod iscsid;
 #[path = "../../../tests/json_schema/mod.rs"]
 mod json_schema;
-#[cfg(feature = "guest")]
 pub mod keeping;
-#[cfg(feature = "guest")]
 pub mod kills;
 pub mod lio;
 pub mod loopback;
 pub mod md;
 pub mod multipathd;
 pub mod named_reader;
-#[cfg(feature = "guest")]
 pub mod nbd_agent;
-#[cfg(feature = "guest")]
 pub mod nbd_device;
 pub mod nbd_server;
 pub mod nvmet;
@@ -56,9 +46,7 @@ mod tcp_reset;
 pub mod terminal;
 pub mod tgt;
 pub mod thread_limit;
-#[cfg(feature = "guest")]
 pub mod tls_proxy;
-#[cfg(feature = "guest")]
 pub mod tls_servers;
 pub mod udev_arrivals;
 pub mod udevd;

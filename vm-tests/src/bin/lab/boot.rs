@@ -85,8 +85,8 @@ impl Ended {
 
 /// Boots, does `job`, and passes on every report as it arrives, with the processor time of the
 /// machine since the test that it is about began. A boot that does not reach its
-/// marker is tried again: early boot under emulation fails now and then, and no test has run
-/// yet.
+/// marker is tried again, because no test has run yet, and a busy host may have been too slow.
+/// A kernel that reports a defect is the result, and has no other try.
 pub(crate) fn boot(
     setup: &Setup<'_>,
     job: &Job,
@@ -104,7 +104,7 @@ pub(crate) fn boot(
     for number in 1..ATTEMPTS {
         let mut ended = attempt(setup, &initrd, verbosity, resets, &mut on_report)?;
         cost += ended.cost;
-        if ended.boot_time.is_some() {
+        if ended.boot_time.is_some() || shows_defect(setup, &ended.console) {
             (ended.attempts, ended.cost) = (number, cost);
             return Ok(ended);
         }
@@ -171,7 +171,7 @@ fn attempt(
                     Report::Booted { .. } => {
                         ended.boot_time = Some(start.elapsed());
                         // A panic of the kernel resets the machine, as such a test does.
-                        if console_shows_defect(setup, &console)? {
+                        if shows_defect(setup, &read_console(&console)?) {
                             "the kernel warned or died before this boot ended"
                                 .clone_into(&mut ended.why);
                             break;
@@ -224,10 +224,9 @@ fn read_console(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&console).replace('\r', ""))
 }
 
-fn console_shows_defect(setup: &Setup<'_>, console: &Path) -> Result<bool> {
-    let console = read_console(console)?;
-    let alarms: Vec<String> = alarms(&console).collect();
-    Ok(!harmless::defects(setup.kernel.series, &alarms).is_empty())
+fn shows_defect(setup: &Setup<'_>, console: &str) -> bool {
+    let alarms: Vec<String> = alarms(console).collect();
+    !harmless::defects(setup.kernel.series, &alarms).is_empty()
 }
 
 /// Reads the reports on a separate thread, so that a wait for one can have a deadline.

@@ -18,6 +18,12 @@ const ON_EACH_KERNEL: &[(&str, &str)] = &[
     ),
 ];
 
+/// The parts of the names of files that need udev, multipathd, open-iscsi or systemd. These files
+/// run with another userland.
+const ABOVE_THE_KERNEL: &[&str] = &[
+    "attach", "detach", "fc_", "hub", "iscsi", "lvm", "mpath", "settle", "sg3", "systemd", "udev",
+];
+
 /// How many of the selected kernels a test runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Breadth {
@@ -66,7 +72,11 @@ pub(crate) fn choose(
             _ => None,
         };
         for (at, choice) in choices.iter_mut().enumerate() {
-            if only.is_some_and(|only| only != at) {
+            // A user who selects this userland alone wants every test.
+            let is_one_of_several = kernels[at] == Series::Sid && kernels.len() > 1;
+            if only.is_some_and(|only| only != at)
+                || (is_one_of_several && !is_above_the_kernel(test))
+            {
                 continue;
             }
             match skips[at] {
@@ -82,6 +92,11 @@ pub(crate) fn choose(
 
 fn runs_on_each(test: &TestCase) -> bool {
     ON_EACH_KERNEL.iter().any(|(file, _)| *file == test.file)
+}
+
+fn is_above_the_kernel(test: &TestCase) -> bool {
+    let mut parts = ABOVE_THE_KERNEL.iter();
+    parts.any(|part| test.file.contains(part))
 }
 
 /// One of the kernels on which the test does not skip, or the first if it skips on each. The
@@ -176,6 +191,17 @@ mod tests {
         let breadth = Breadth::EachWithKnownSkips;
         let checked = choose(&tests, &BOTH, breadth, skips_on_6_1(0));
         assert!(checked.iter().all(|choice| choice.booted == tests));
+    }
+
+    #[test]
+    fn another_userland_runs_the_files_that_need_one_and_alone_it_runs_all() {
+        let tests = [tests("iscsi_attach", 2), tests("nbd_kernel", 2)].concat();
+        let booted = |series: &[Series]| {
+            let choices = choose(&tests, series, Breadth::Each, |_, _| None);
+            choices.last().unwrap().booted.clone()
+        };
+        assert_eq!(booted(&Series::WITH_SIDS_USERLAND), tests[..2]);
+        assert_eq!(booted(&[Series::Sid]), tests);
     }
 
     #[test]

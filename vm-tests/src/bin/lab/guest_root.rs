@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use crate::apt::Archive;
 use crate::cache::{Cache, Entry};
 use crate::debian::Mirrors;
+use crate::kernel::Series;
 use crate::newc::Newc;
 use crate::package;
 use crate::step::step;
@@ -250,17 +251,20 @@ impl Addition {
 }
 
 /// The release whose packages the guest gets.
-fn codename(mirrors: &Mirrors) -> String {
+fn codename(mirrors: &Mirrors, series: Series) -> String {
+    if series == Series::Sid {
+        return "sid".to_owned();
+    }
     let chosen = env::var("LUNBD_VM_USERLAND").ok();
     let chosen = chosen.filter(|codename| !codename.is_empty());
     chosen.unwrap_or_else(|| mirrors.codename.clone())
 }
 
-/// The images; builds them if they do not exist yet.
-pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors) -> Result<Root> {
-    let codename = codename(mirrors);
+/// The images for the guests of a series; builds them if they do not exist yet.
+pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors, series: Series) -> Result<Root> {
+    let codename = codename(mirrors, series);
     if codename != mirrors.codename {
-        eprintln!("the guest's userland is that of {codename}");
+        eprintln!("the userland of {series} is that of {codename}");
     }
     let recipe = format!(
         "6 {codename} {PACKAGES:?} {ADDITIONS:?} {LEFT_OUT_PACKAGES:?} {LEFT_OUT_PATHS:?} {FILES:?} {LINKS:?} {DIRECTORIES:?}"

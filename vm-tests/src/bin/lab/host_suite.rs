@@ -12,34 +12,39 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::cost::{self, Cost};
-use crate::programs::{SELECTION, cargo_program, command_in_workspace};
+use crate::programs::{
+    SELECTION, TEST_WITH_CRASH_POINTS, WITH_CRASH_POINTS, cargo_program, command_in_workspace,
+};
 use crate::schedule::lock;
 use crate::summary::Summary;
 
-/// First the suite that the README names, which needs no features. Then all tests with every
+/// Whether a run tests what the first suite tests once more with every feature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WithFeatures {
+    /// Only the library, the programs, and the tests that need a feature.
+    WhatNeedsThem,
+    All,
+}
+
+/// First the suite that the README names, which needs no features. Then the tests with every
 /// feature that a user can enable, and the lab's own. The guest's tests belong to the same
-/// selection and must not run here, so each test is named. Last the tests of a library with
+/// selection and must not run here, so each test is named. Last the test of a library with
 /// crash points, which no other suite may link.
-fn suites() -> Result<Vec<Vec<String>>> {
-    let (killing, others): (Vec<_>, Vec<_>) = tests_of_lunbd()?
-        .into_iter()
-        .partition(|test| test.required_features.iter().any(|it| it == CRASH_POINTS));
-    let named = |tests: Vec<Target>| {
-        let named = |test: Target| ["--test".to_owned(), test.name];
-        tests.into_iter().flat_map(named).collect::<Vec<_>>()
-    };
-    let with_features = [words(SELECTION), words(&["--lib", "--bins"]), named(others)];
-    let docs = [SELECTION, &["--doc"]].concat();
-    let features = format!("{CRASH_POINTS},journal");
-    let killing = [
-        words(&["test", "-p", "lunbd", "--features", &features]),
-        named(killing),
-    ];
+fn suites(with_features: WithFeatures) -> Result<Vec<Vec<String>>> {
+    let mut others = tests_of_lunbd()?;
+    let is_all = with_features == WithFeatures::All;
+    others
+        .retain(|test| !test.has_crash_points() && (is_all || !test.required_features.is_empty()));
+    let named = |test: Target| ["--test".to_owned(), test.name];
+    let named: Vec<String> = others.into_iter().flat_map(named).collect();
+    let with_features = [words(&["--lib", "--bins"]), named].concat();
+    let with_crash_points = words(&[WITH_CRASH_POINTS, TEST_WITH_CRASH_POINTS].concat());
+    let selected = |tests| [words(&["test"]), words(SELECTION), tests].concat();
     Ok(vec![
         words(&["test"]),
-        with_features.concat(),
-        words(&docs),
-        killing.concat(),
+        selected(with_features),
+        selected(words(&["--doc"])),
+        selected(with_crash_points),
     ])
 }
 
@@ -69,6 +74,12 @@ struct Target {
     required_features: Vec<String>,
 }
 
+impl Target {
+    fn has_crash_points(&self) -> bool {
+        self.required_features.iter().any(|it| it == CRASH_POINTS)
+    }
+}
+
 fn tests_of_lunbd() -> Result<Vec<Target>> {
     let mut command = command_in_workspace(cargo_program());
     command.args(["metadata", "--no-deps", "--format-version", "1"]);
@@ -80,10 +91,10 @@ fn tests_of_lunbd() -> Result<Vec<Target>> {
     Ok(targets.into_iter().filter(is_test).collect())
 }
 
-/// The machines go first: each waits for most of the time, and a compiler fills the rest.
+/// The machines go first: each waits for half of the time, and a compiler fills the rest.
 fn beside_the_machines(program: impl AsRef<OsStr>) -> Command {
     let mut command = command_in_workspace("nice");
-    command.args(["-n", "5"]).arg(program);
+    command.args(["-n", "2"]).arg(program);
     command
 }
 
@@ -108,9 +119,9 @@ pub(crate) fn run_program(program: &Path, summary: &Mutex<&mut Summary>) -> Resu
     Ok(())
 }
 
-pub(crate) fn run(summary: &Mutex<&mut Summary>) -> Result<()> {
+pub(crate) fn run(with_features: WithFeatures, summary: &Mutex<&mut Summary>) -> Result<()> {
     let shows_each_test = lock(summary).shows_each_test();
-    for suite in suites()? {
+    for suite in suites(with_features)? {
         let shown = format!("cargo {}", suite.join(" "));
         eprintln!("{shown}");
         let start = Instant::now();
@@ -176,12 +187,18 @@ mod tests {
 
     #[test]
     fn each_test_of_lunbd_is_in_one_suite_with_features_and_crash_points_are_in_one_alone() {
-        let suites = suites().unwrap();
+        let suites = suites(WithFeatures::All).unwrap();
         let tests = tests_of_lunbd().unwrap();
         assert!(tests.iter().any(|test| test.name == "ids"), "{tests:?}");
-        for test in tests {
+        for test in &tests {
             let has = |suite: &&Vec<String>| suite.contains(&test.name);
             assert_eq!(suites.iter().filter(has).count(), 1, "{}", test.name);
+        }
+        // `cargo test` runs the others.
+        let least = super::suites(WithFeatures::WhatNeedsThem).unwrap().concat();
+        for test in &tests {
+            let needs_one = !test.required_features.is_empty();
+            assert_eq!(least.contains(&test.name), needs_one, "{}", test.name);
         }
         let with_crash_points = suites
             .iter()

@@ -13,7 +13,7 @@ use crate::debian::Mirrors;
 use crate::step::step;
 use crate::{bzimage, modules, package};
 
-/// A kernel series that one Debian release follows.
+/// A kernel series that one Debian release follows, and the userland above it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Series {
     /// bullseye's.
@@ -24,38 +24,57 @@ pub(crate) enum Series {
     V6_12,
     /// sid's current one.
     Newest,
+    /// The same kernel below sid's own userland. The others have that of this machine's release.
+    Sid,
 }
 
 impl Series {
-    const ALL: [Self; 4] = [Self::V6_1, Self::Newest, Self::V5_10, Self::V6_12];
+    /// Those of a default run.
+    pub(crate) const OLD_AND_NEW: [Self; 2] = [Self::V6_1, Self::Newest];
+    /// Those of `--all`.
+    pub(crate) const WITH_SIDS_USERLAND: [Self; 3] = [Self::V6_1, Self::Newest, Self::Sid];
+    /// Those of `--all-kernels`.
+    pub(crate) const EACH_KERNEL: [Self; 4] = [Self::V6_1, Self::Newest, Self::V5_10, Self::V6_12];
 
-    /// The series that `LUNBD_VM_KERNEL` or `--all-kernels` selects.
-    pub(crate) fn wanted(all: bool) -> Result<Vec<Self>> {
+    /// The series that `LUNBD_VM_KERNEL` selects, or else these.
+    pub(crate) fn wanted(otherwise: &[Self]) -> Result<Vec<Self>> {
         match env::var("LUNBD_VM_KERNEL") {
-            Ok(name) if !name.is_empty() => Ok(vec![Self::parse(&name)?]),
-            _ if all => Ok(Self::ALL.to_vec()),
-            _ => Ok(Self::ALL[..2].to_vec()),
+            Ok(name) if !name.is_empty() => {
+                eprintln!("LUNBD_VM_KERNEL={name}: the only kernel of this run");
+                Ok(vec![Self::parse(&name)?])
+            }
+            _ => Ok(otherwise.to_vec()),
         }
     }
 
     fn parse(name: &str) -> Result<Self> {
-        let sid = (name == "sid").then_some(Self::Newest);
-        match sid.or_else(|| {
-            Self::ALL
-                .into_iter()
-                .find(|series| series.to_string() == name)
-        }) {
+        let mut all = Self::EACH_KERNEL.into_iter().chain([Self::Sid]);
+        match all.find(|series| series.to_string() == name) {
             Some(series) => Ok(series),
-            None => bail!("LUNBD_VM_KERNEL={name}: expected 5.10, 6.1, 6.12 or newest"),
+            None => bail!("LUNBD_VM_KERNEL={name}: expected 5.10, 6.1, 6.12, newest or sid"),
         }
     }
 
+    /// The series of its kernel.
+    pub(crate) fn kernel(self) -> Self {
+        match self {
+            Self::Sid => Self::Newest,
+            own => own,
+        }
+    }
+
+    /// Whether a line of a list is about this series.
+    pub(crate) fn is_named(self, name: &str) -> bool {
+        name == "*" || name == self.to_string() || name == self.kernel().to_string()
+    }
+
+    /// The release of its kernel.
     fn codename(self) -> &'static str {
         match self {
             Self::V5_10 => "bullseye",
             Self::V6_1 => "bookworm",
             Self::V6_12 => "trixie",
-            Self::Newest => "sid",
+            Self::Newest | Self::Sid => "sid",
         }
     }
 }
@@ -67,6 +86,7 @@ impl fmt::Display for Series {
             Self::V6_1 => "6.1",
             Self::V6_12 => "6.12",
             Self::Newest => "newest",
+            Self::Sid => "sid",
         })
     }
 }
@@ -85,7 +105,8 @@ pub(crate) struct Kernel {
 /// Downloads and unpacks the kernel if it is not in the cache yet.
 pub(crate) fn prepare(cache: &Cache, mirrors: &Mirrors, series: Series) -> Result<Kernel> {
     let recipe = format!("2 {} {}", series.codename(), modules::recipe());
-    let entry = cache.entry(&format!("kernel-{series}"), &recipe, |directory| {
+    let name = format!("kernel-{}", series.kernel());
+    let entry = cache.entry(&name, &recipe, |directory| {
         let what = format!("downloading the kernel of {} ({series})", series.codename());
         let packages = step(&what, || {
             let archive = Archive::update(cache, mirrors, series.codename())?;
@@ -152,10 +173,16 @@ mod tests {
 
     #[test]
     fn every_series_is_found_by_the_name_that_it_shows() {
-        for series in Series::ALL {
+        for series in Series::EACH_KERNEL.into_iter().chain([Series::Sid]) {
             assert_eq!(Series::parse(&series.to_string()).unwrap(), series);
         }
-        assert_eq!(Series::parse("sid").unwrap(), Series::Newest);
         assert!(Series::parse("6").is_err());
+    }
+
+    #[test]
+    fn a_line_about_the_newest_kernel_is_also_about_that_kernel_below_sids_userland() {
+        assert!(Series::Sid.is_named("newest") && Series::Sid.is_named("sid"));
+        assert!(Series::Newest.is_named("newest") && !Series::Newest.is_named("sid"));
+        assert!(Series::V5_10.is_named("*") && !Series::V5_10.is_named("6.1"));
     }
 }

@@ -47,6 +47,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::choice::Breadth;
+use crate::host_suite::WithFeatures;
 use crate::kernel::Series;
 use crate::schedule::Plan;
 use crate::seed::SEED;
@@ -77,7 +78,8 @@ enum Command {
 struct TestArguments {
     /// Only VM tests whose `file::name` contains this, or one of these: FILTER,FILTER.
     filter: Option<String>,
-    /// Every test on 6.1 and on the newest kernel, not on one of them by the seed.
+    /// Every test on 6.1 and on the newest kernel, not on one of them by the seed; and the
+    /// tests of udev, multipathd and open-iscsi with those of Debian sid.
     #[arg(long)]
     all: bool,
     /// Every test on every kernel series that the lab knows; it also boots the tests
@@ -114,14 +116,15 @@ impl TestArguments {
 
 const ENVIRONMENT: &str = "\
 Environment:
-  LUNBD_VM_KERNEL  one of 5.10, 6.1, 6.12, newest: only that kernel
+  LUNBD_VM_KERNEL  one of 5.10, 6.1, 6.12, newest: only that kernel; sid: the newest
+                   kernel with the userland of Debian sid
   LUNBD_VM_USERLAND  a Debian release such as sid: the guest's udev, multipath-tools
                    and open-iscsi are of that one and not of this machine's
   LUNBD_VM_ACCEL   kvm, tcg or tcg-on-one-thread: no probe
   LUNBD_VM_SEED    the number that a run printed: each test has that run's kernel
                    again, and chance goes by it again (default: the number of commits)
   LUNBD_VM_SWEEPS  whole: kills, faults and resets at every step, for hours; without
-                   it at a fifth of the steps, and at another fifth with the next seed
+                   it at a part of the steps, and at another part with the next seed
   LUNBD_VM_CACHE   where packages, kernels and images are kept
                    (default: lunbd-vm in the user's cache directory)";
 
@@ -141,7 +144,15 @@ fn main() -> ExitCode {
 }
 
 fn test(arguments: &TestArguments) -> Result<bool> {
-    let series = Series::wanted(arguments.all_kernels)?;
+    let series = Series::wanted(if arguments.all_kernels {
+        &Series::EACH_KERNEL
+    } else if arguments.all {
+        &Series::WITH_SIDS_USERLAND
+    } else {
+        &Series::OLD_AND_NEW
+    })?;
+    seed::given()?;
+    qemu::sweeps_are_whole()?;
     let mut summary = Summary::new(arguments.each_test || stdout().is_terminal())?;
     eprintln!(
         "LUNBD_VM_SEED={} chooses each test's kernel, and the tests of chance go by it",
@@ -155,6 +166,11 @@ fn test(arguments: &TestArguments) -> Result<bool> {
         &mut summary,
     )?;
     let shared = Mutex::new(&mut summary);
+    let with_features = if arguments.all || arguments.all_kernels {
+        WithFeatures::All
+    } else {
+        WithFeatures::WhatNeedsThem
+    };
     let on_the_host = || {
         if let Some(program) = &arguments.beside {
             host_suite::run_program(program, &shared)?;
@@ -162,12 +178,13 @@ fn test(arguments: &TestArguments) -> Result<bool> {
         if arguments.vm_only {
             return Ok(());
         }
-        host_suite::run(&shared)
+        host_suite::run(with_features, &shared)
     };
     match &plan {
         Some(plan) => plan.run(on_the_host, &shared)?,
         None => on_the_host()?,
     }
+    summary.add_missing();
     summary.print()?;
     Ok(summary.succeeded())
 }

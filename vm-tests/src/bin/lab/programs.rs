@@ -18,9 +18,8 @@ use crate::step::step;
 
 /// The packages and features of every build, so that the host's tests and the guest's programs
 /// share their dependencies. When cargo builds tests it also counts the features of
-/// dev-dependencies, so only `cargo test` shares them.
+/// dev-dependencies, so only builds of tests share them.
 pub(crate) const SELECTION: &[&str] = &[
-    "test",
     "-p",
     "lunbd",
     "-p",
@@ -32,6 +31,11 @@ pub(crate) const SELECTION: &[&str] = &[
     "--features",
     "lunbd/cli,lunbd/metrics,vm-tests/guest",
 ];
+
+/// The programs with crash points, which need a library of their own: the guest's, and the test
+/// that runs on the host.
+pub(crate) const WITH_CRASH_POINTS: &[&str] = &["--features", "vm-tests/crash-points"];
+pub(crate) const TEST_WITH_CRASH_POINTS: &[&str] = &["--test", "killed_on_a_fake_kernel"];
 
 /// Only boots with a file that has one of these marks in its name have the program: the guest
 /// unpacks every byte.
@@ -78,8 +82,9 @@ impl Programs {
             return Ok(());
         }
         // The library is not optimised here: that takes longer than all kills save by it.
-        let crash_points = ["build", "-p", "vm-tests", "--features", "crash-points"];
-        let built = cargo(&[&crash_points[..], &["--bin", CRASH_AGENT]].concat(), &[])?;
+        let agent = ["--bin", CRASH_AGENT];
+        let programs = [WITH_CRASH_POINTS, &agent, TEST_WITH_CRASH_POINTS].concat();
+        let built = cargo(&[&["build"], SELECTION, &programs].concat(), &[])?;
         let executable = built.get(&("bin".to_owned(), CRASH_AGENT.to_owned()));
         let executable = executable.context("cargo built no crash-agent")?;
         let path = format!("usr/local/bin/{CRASH_AGENT}");
@@ -114,7 +119,7 @@ pub(crate) fn build(run_dir: &RunDir) -> Result<Programs> {
     // Cargo builds a package's programs for its tests, so it builds `lunbd` for the test of the
     // command line.
     let tests = ["--no-run", "--test", "guest", "--test", "command_line"];
-    let built = cargo(&[SELECTION, &tests].concat(), &FOR_THE_GUEST)?;
+    let built = cargo(&[&["test"], SELECTION, &tests].concat(), &FOR_THE_GUEST)?;
     step("packing it", || {
         let mut programs = pack(&built, run_dir)?;
         programs.tests = list_tests(&built)?;
@@ -260,18 +265,24 @@ fn list_tests(built: &Built) -> Result<Vec<TestCase>> {
     if !output.status.success() {
         bail!("{} --list: {}", executable.display(), output.status);
     }
-    let mut tests = parse_test_list(&String::from_utf8_lossy(&output.stdout));
+    let mut tests = parse_test_list(&String::from_utf8_lossy(&output.stdout))?;
     tests.sort();
     Ok(tests)
 }
 
-/// libtest's names are `module::name`, and each file is a module.
-fn parse_test_list(list: &str) -> Vec<TestCase> {
-    list.lines()
-        .filter_map(|line| line.strip_suffix(": test")?.split_once("::"))
-        .map(|(file, name)| TestCase {
-            file: file.to_owned(),
-            name: name.to_owned(),
+/// libtest's names are `module::name`, and each file is a module. A test outside a module has
+/// no file that selects its boot.
+fn parse_test_list(list: &str) -> Result<Vec<TestCase>> {
+    let tests = list.lines().filter_map(|line| line.strip_suffix(": test"));
+    tests
+        .map(|id| {
+            let (file, name) = id
+                .split_once("::")
+                .with_context(|| format!("the VM test {id} is in no file of its own"))?;
+            Ok(TestCase {
+                file: file.to_owned(),
+                name: name.to_owned(),
+            })
         })
         .collect()
 }
@@ -292,10 +303,12 @@ mod tests {
     fn the_list_of_tests_leaves_benchmarks_out() {
         let tests = parse_test_list(
             "attach::one_lun: test\nattach::many::luns: test\nattach::speed: benchmark\n",
-        );
+        )
+        .unwrap();
         let ids: Vec<String> = tests.iter().map(TestCase::id).collect();
         assert_eq!(ids, ["attach::one_lun", "attach::many::luns"]);
         assert_eq!(tests[1].file, "attach");
+        assert!(parse_test_list("of_no_file: test\n").is_err());
     }
 
     /// A file that is not a module is never built, so its tests never fail.

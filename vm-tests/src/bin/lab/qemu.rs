@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use vm_tests::job::{GUEST_MARK, SEED_MARK, WHOLE_SWEEPS};
 
 use crate::cost;
@@ -104,15 +104,23 @@ impl Drop for Machine {
     }
 }
 
+/// Whether `LUNBD_VM_SWEEPS` asks for each point of each sweep.
+pub(crate) fn sweeps_are_whole() -> Result<bool> {
+    match std::env::var("LUNBD_VM_SWEEPS").as_deref() {
+        Ok("whole") => Ok(true),
+        Ok("") | Err(_) => Ok(false),
+        Ok(other) => bail!("LUNBD_VM_SWEEPS={other}: expected whole"),
+    }
+}
+
 fn kernel_parameters(series: Series, verbosity: Console) -> String {
     let verbosity = match verbosity {
         Console::Quiet => "quiet",
         Console::Warnings => "loglevel=5",
         Console::Verbose => "earlyprintk=serial ignore_loglevel",
     };
-    let seed = *SEED;
-    let sweeps = std::env::var("LUNBD_VM_SWEEPS").is_ok_and(|sweeps| sweeps == "whole");
-    let sweeps = if sweeps {
+    let (seed, kernel) = (*SEED, series.kernel());
+    let sweeps = if sweeps_are_whole().unwrap_or_default() {
         format!(" {WHOLE_SWEEPS}")
     } else {
         String::new()
@@ -130,6 +138,6 @@ fn kernel_parameters(series: Series, verbosity: Console) -> String {
     //   counter the tests of attach and detach take 8 to 12 % less processor time.
     format!(
         "console=ttyS0 {verbosity} panic=-1 oops=panic no_timer_check print-fatal-signals=1 \
-         mitigations=off init_on_alloc=0 tsc=reliable log_buf_len=4M scsi_mod.scan=manual {GUEST_MARK}={series} {SEED_MARK}={seed}{sweeps}"
+         mitigations=off init_on_alloc=0 tsc=reliable log_buf_len=4M scsi_mod.scan=manual {GUEST_MARK}={kernel} {SEED_MARK}={seed}{sweeps}"
     )
 }

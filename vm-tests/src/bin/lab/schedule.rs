@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use vm_tests::job::{Job, Outcome, Report, TOLD, TestCase};
+use vm_tests::sweep_row::SweepRow;
 
 use crate::accel::Accel;
 use crate::boot::{self, Setup};
@@ -30,7 +31,8 @@ const MACHINE_BYTES: u64 = 4 << 30;
 /// The VM tests of a run, built, with everything that the machines need.
 pub(crate) struct Plan {
     programs: Programs,
-    root: guest_root::Root,
+    /// Each series has its userland and its kernel.
+    roots: Vec<guest_root::Root>,
     kernels: Vec<Kernel>,
     /// The units of each kernel.
     units: Vec<Vec<Unit>>,
@@ -57,36 +59,30 @@ impl Plan {
                 "vm-tests/expected-skips lists {name}, which is no test"
             ));
         }
-        let is_named = |id: &str, filter: &str| filter.split(',').any(|part| id.contains(part));
-        let wanted = |test: &&TestCase| filter.is_none_or(|filter| is_named(&test.id(), filter));
-        let tests: Vec<TestCase> = programs.tests.iter().filter(wanted).cloned().collect();
-        if tests.is_empty() {
-            summary.add_broken(format!(
-                "no VM test's name contains {:?}",
-                filter.unwrap_or_default()
-            ));
+        let Some(tests) = selected(&programs.tests, filter, summary) else {
             return Ok(None);
-        }
+        };
         programs.build_rest(&tests, &run_dir)?;
         summary.costs.add("programs of the guest", meter.stop()?);
         let meter = Meter::start()?;
-        let (emulator, root, kernels) = prepare(series, refresh)?;
+        let (emulator, roots, kernels) = prepare(series, refresh)?;
         let emulation = breadth.emulation();
         let with_kvm = emulator.command(Accel::Kvm);
         let accel = Accel::choose(emulation, with_kvm, &kernels[0].vmlinux, &run_dir)?;
         summary.costs.add("packages and kernels", meter.stop()?);
         let choices = choice::choose(&tests, series, breadth, expected_skips::reason);
         for (series, choice) in series.iter().zip(&choices) {
-            summary.expect(*series, &choice.booted);
             for (test, reason) in &choice.skipped {
                 let outcome = Outcome::Skipped((*reason).to_owned());
                 summary.add_vm_test(*series, &test.id(), &outcome, true, Cost::default(), None);
             }
+            // A test that is not booted must not count as one of those that end.
+            summary.expect(*series, &choice.booted);
         }
         let units = choices.iter().map(|choice| units::of(&choice.booted));
         Ok(Some(Self {
             programs,
-            root,
+            roots,
             kernels,
             units: units.collect(),
             emulator,
@@ -102,12 +98,11 @@ impl Plan {
         summary: &Mutex<&mut Summary>,
     ) -> Result<()> {
         let queue = units::in_turn(&self.units).into_iter();
-        let queue: Vec<(&Unit, &Kernel)> =
-            queue.map(|(at, unit)| (unit, &self.kernels[at])).collect();
-        side_by_side(&queue, on_the_host, |seat, unit, kernel| {
+        let queue: Vec<(usize, &Unit)> = queue.collect();
+        side_by_side(&queue, on_the_host, |seat, at, unit| {
             let setup = Setup {
-                kernel,
-                root: &self.root,
+                kernel: &self.kernels[at],
+                root: &self.roots[at],
                 programs: &self.programs,
                 emulator: &self.emulator,
                 accel: self.accel,
@@ -119,17 +114,18 @@ impl Plan {
     }
 }
 
-/// Runs the units on as many machines as the host can carry. `on_the_host` takes the place of
-/// the last machine until it ends. The threads live as long as the machines that they start.
+/// Runs the units, each with the index of its series, on as many machines as the host can carry.
+/// `on_the_host` takes the place of the last machine until it ends. The threads live as long as
+/// the machines that they start.
 fn side_by_side(
-    queue: &[(&Unit, &Kernel)],
+    queue: &[(usize, &Unit)],
     on_the_host: impl FnOnce() -> Result<()> + Send,
-    run: impl Fn(usize, &Unit, &Kernel) -> Result<()> + Sync,
+    run: impl Fn(usize, usize, &Unit) -> Result<()> + Sync,
 ) -> Result<()> {
     let next = AtomicUsize::new(0);
     let worker = |seat| -> Result<()> {
-        while let Some((unit, kernel)) = queue.get(next.fetch_add(1, Ordering::Relaxed)) {
-            run(seat, unit, kernel)?;
+        while let Some((series, unit)) = queue.get(next.fetch_add(1, Ordering::Relaxed)) {
+            run(seat, *series, unit)?;
         }
         Ok(())
     };
@@ -149,17 +145,18 @@ fn side_by_side(
             .collect();
         ended
             .into_iter()
-            .try_for_each(|ended| ended.unwrap_or_else(|_| bail!("a machine's thread died")))
+            .try_for_each(|ended| ended.unwrap_or_else(|_| bail!("a thread of the lab died")))
     })
 }
 
-/// How many machines run at once: two more than there are processors, because half of a
-/// test's time is spent waiting, and no more than fit into memory. With six on two processors a
-/// run took no less time, and a sixth more of the processors' (2026-11-26).
+/// How many machines run at once: three more than there are processors, because half of a
+/// test's time is spent waiting, and no more than fit into memory. With four on two processors,
+/// a fifth of the processors' time was idle, and with six a run used a sixth more of it
+/// (2026-11-26).
 fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
-    usize::try_from(room).unwrap_or(1).clamp(1, processors + 2)
+    usize::try_from(room).unwrap_or(1).clamp(1, processors + 3)
 }
 
 /// The memory that is available without swapping, in bytes.
@@ -172,20 +169,42 @@ fn available_memory() -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// The emulator, the guest's root and the kernels. They come from the cache if they are there,
+/// The tests whose id contains a part of `filter`. `None` if a part names no test.
+fn selected(
+    tests: &[TestCase],
+    filter: Option<&str>,
+    summary: &mut Summary,
+) -> Option<Vec<TestCase>> {
+    let Some(filter) = filter else {
+        return Some(tests.to_vec());
+    };
+    let has = |test: &TestCase, part: &str| !part.is_empty() && test.id().contains(part);
+    let names_none = |part: &&str| !tests.iter().any(|test| has(test, part));
+    if let Some(part) = filter.split(',').find(names_none) {
+        summary.add_broken(format!("no VM test's name contains {part:?}"));
+        return None;
+    }
+    let is_named = |test: &&TestCase| filter.split(',').any(|part| has(test, part));
+    Some(tests.iter().filter(is_named).cloned().collect())
+}
+
+/// The emulator, and the guest's root and the kernel of each series. They come from the cache if they are there,
 /// unless `refresh` rebuilds them.
 pub(crate) fn prepare(
     series: &[Series],
     refresh: bool,
-) -> Result<(Emulator, guest_root::Root, Vec<Kernel>)> {
+) -> Result<(Emulator, Vec<guest_root::Root>, Vec<Kernel>)> {
     let mirrors = Mirrors::of_this_machine()?;
     let cache = Cache::lock(refresh)?;
     let emulator = Emulator::prepare(&cache, &mirrors)?;
-    let root = guest_root::prepare(&cache, &mirrors)?;
+    let roots = series
+        .iter()
+        .map(|series| guest_root::prepare(&cache, &mirrors, *series));
+    let roots = roots.collect::<Result<_>>()?;
     let kernels = series
         .iter()
         .map(|series| kernel::prepare(&cache, &mirrors, *series));
-    Ok((emulator, root, kernels.collect::<Result<_>>()?))
+    Ok((emulator, roots, kernels.collect::<Result<_>>()?))
 }
 
 /// Boots as often as necessary: a failed test leaves the guest in an unknown state, so the
@@ -233,6 +252,13 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
         let is_the_emulators = setup.accel != Accel::Kvm && ended.died_of_its_own_patch();
         if is_the_emulators && lock(summary).may_run_again(series, &id, &log) {
             continue;
+        }
+        if ended.boot_time.is_none() {
+            let log = log.display();
+            lock(summary).add_broken(format!(
+                "{series}: the kernel reports a defect while it boots; log: {log}"
+            ));
+            break;
         }
         let outcome = match (ended.panicked(), ended.running.is_some()) {
             (true, _) => Outcome::GuestPanicked,
@@ -306,7 +332,10 @@ fn on_report(
                 processor,
             };
             summary.add_vm_test(series, &test, &outcome, expected, cost, remains);
-            for told in output.lines().filter_map(|line| line.strip_prefix(TOLD)) {
+            // The row of a sweep says that the sweep passed.
+            let is_shown = |line: &&str| outcome == Outcome::Passed || !SweepRow::is_in(line);
+            let told = output.lines().filter_map(|line| line.strip_prefix(TOLD));
+            for told in told.filter(is_shown) {
                 println!("     {told}");
             }
             tests.retain(|known| known.id() != test);
@@ -353,6 +382,28 @@ pub(crate) fn lock<'a, 'b>(summary: &'a Mutex<&'b mut Summary>) -> MutexGuard<'a
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_part_of_a_filter_names_a_test() {
+        let test = |id: &str| {
+            let (file, name) = id.split_once("::").unwrap();
+            let (file, name) = (file.to_owned(), name.to_owned());
+            TestCase { file, name }
+        };
+        let tests = ["attach::one", "detach::one", "hub::two"].map(test);
+        let selected = |filter| {
+            let mut summary = Summary::default();
+            let tests = selected(&tests, filter, &mut summary);
+            assert_eq!(tests.is_some(), summary.succeeded());
+            tests.map(|tests| tests.iter().map(TestCase::id).collect::<Vec<_>>())
+        };
+        assert_eq!(selected(None).unwrap().len(), 3);
+        assert_eq!(selected(Some("hub,ch::one")).unwrap().len(), 3);
+        assert_eq!(selected(Some("detach")).unwrap(), ["detach::one"]);
+        for bad in ["hub::,typo", "hub::,", "", "nbd"] {
+            assert_eq!(selected(Some(bad)), None, "{bad}");
+        }
+    }
 
     #[test]
     fn a_test_passes_only_where_its_kernel_logged_no_defect_and_no_skip_is_known() {

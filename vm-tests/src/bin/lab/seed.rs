@@ -1,28 +1,49 @@
 //! The number by which a run chooses the kernel of each test, the part of each sweep, and the
 //! random actions of tests.
 
+use std::env;
 use std::process::Command;
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
+use anyhow::{Result, bail};
+
 use crate::programs::package_directory;
 
-/// `LUNBD_VM_SEED`, or the number of commits, or the clock if git has no answer. Two runs of
-/// one commit do the same, and five commits in a row take all parts of a sweep.
+/// `LUNBD_VM_SEED`, or the number of commits, or the clock if git does not know the number. Two
+/// runs of one commit do the same, and five commits in a row take all parts of a sweep.
 pub(crate) static SEED: LazyLock<u64> = LazyLock::new(|| {
-    let given = std::env::var("LUNBD_VM_SEED").ok();
-    given
-        .and_then(|seed| seed.parse().ok())
+    given()
+        .ok()
+        .flatten()
         .or_else(commits)
         .unwrap_or_else(clock)
 });
 
+/// The seed that `LUNBD_VM_SEED` names.
+pub(crate) fn given() -> Result<Option<u64>> {
+    match env::var("LUNBD_VM_SEED") {
+        Ok(seed) if !seed.is_empty() => match seed.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => bail!("LUNBD_VM_SEED={seed}: expected a number"),
+        },
+        _ => Ok(None),
+    }
+}
+
+/// The number of commits. A shallow clone does not have all of them.
 fn commits() -> Option<u64> {
+    let is_shallow = git(&["rev-parse", "--is-shallow-repository"])?;
+    (is_shallow == "false")
+        .then(|| git(&["rev-list", "--count", "HEAD"]))?
+        .and_then(|count| count.parse().ok())
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
     let mut git = Command::new("git");
-    git.args(["rev-list", "--count", "HEAD"]);
-    let counted = git.current_dir(package_directory()).output().ok()?;
-    let count = String::from_utf8(counted.stdout).ok()?;
-    count.trim().parse().ok()
+    git.args(arguments).current_dir(package_directory());
+    let output = git.output().ok()?.stdout;
+    Some(String::from_utf8(output).ok()?.trim().to_owned())
 }
 
 fn clock() -> u64 {

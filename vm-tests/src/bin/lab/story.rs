@@ -31,17 +31,17 @@ pub(crate) struct StoryArguments {
 /// Fails if the program fails or leaves no result.
 pub(crate) fn run(arguments: &StoryArguments) -> Result<()> {
     // The first series that a test run would take.
-    let series = &Series::wanted(false)?[..1];
+    let series = &Series::wanted(&Series::OLD_AND_NEW)?[..1];
     let run_dir = RunDir::create()?;
     let program = &arguments.program[0];
     let programs = programs::build_for_story(&run_dir, &arguments.package, program)?;
-    let (emulator, root, kernels) = schedule::prepare(series, false)?;
+    let (emulator, roots, kernels) = schedule::prepare(series, false)?;
     let kernel = kernels.first().context("no kernel")?;
     let with_kvm = emulator.command(Accel::Kvm);
     let accel = Accel::choose(Accel::Tcg, with_kvm, &kernel.vmlinux, &run_dir)?;
     let setup = Setup {
         kernel,
-        root: &root,
+        root: roots.first().context("no userland")?,
         programs: &programs,
         emulator: &emulator,
         accel,

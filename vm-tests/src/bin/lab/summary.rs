@@ -128,6 +128,15 @@ impl Summary {
         }
     }
 
+    /// Makes each file with tests that have no outcome a failure of the run.
+    pub(crate) fn add_missing(&mut self) {
+        let files = self.files.iter().filter(|(_, file)| file.left > 0);
+        let missing = files.map(|((series, name), file)| {
+            format!("{series}: {} tests of {name} did not run", file.left)
+        });
+        self.broken.extend(missing.collect::<Vec<_>>());
+    }
+
     /// Shows and counts the outcome of a VM test.
     pub(crate) fn add_vm_test(
         &mut self,
@@ -375,6 +384,11 @@ mod tests {
         }
         assert_eq!(left, [3, 2, 1]);
         assert!(summary.files.is_empty());
+        summary.add_missing();
+        assert!(summary.broken.is_empty());
+        summary.expect(Series::V6_1, &[file("x")]);
+        summary.add_missing();
+        assert_eq!(summary.broken, ["6.1: 1 tests of lab did not run"]);
     }
 
     #[test]

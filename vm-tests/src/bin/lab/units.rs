@@ -1,5 +1,7 @@
 //! Groups the tests into boots.
 
+use std::collections::VecDeque;
+
 use vm_tests::job::TestCase;
 
 /// Each test of a file with this prefix has its own boot.
@@ -19,8 +21,9 @@ pub(crate) struct Unit {
 }
 
 /// The units of `tests`, which are sorted. The units with their own boots come first: they are
-/// the sweeps and the storms, and the longest. Then come the last names: the files of NBD wait
-/// for most of their time, and the host's tests are compiled meanwhile.
+/// the sweeps and the storms, and the longest. Then the last names and the first take turns: the
+/// files of NBD wait for most of their time, and others compute meanwhile. The last unit is
+/// halved, so that no machine runs long after the others have finished.
 pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     let mut shared: Vec<Vec<TestCase>> = Vec::new();
     let mut own = Vec::new();
@@ -37,11 +40,29 @@ pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
             _ => shared.push(file.to_vec()),
         }
     }
-    let shared = shared.into_iter().rev().map(|tests| Unit {
+    let mut left = VecDeque::from(shared);
+    let mut in_order = Vec::new();
+    while let Some(last) = left.pop_back() {
+        in_order.push(last);
+        in_order.extend(left.pop_front());
+    }
+    if let Some(last) = in_order.pop() {
+        in_order.extend(halves(&last));
+    }
+    let shared = in_order.into_iter().map(|tests| Unit {
         tests,
         own_boot: false,
     });
     own.into_iter().chain(shared).collect()
+}
+
+/// The tests in two parts of whole files, or in one.
+fn halves(tests: &[TestCase]) -> Vec<Vec<TestCase>> {
+    let middle = &tests[tests.len() / 2];
+    let at = tests.partition_point(|test| test.file < middle.file);
+    let (one, other) = tests.split_at(at);
+    let halves = [one, other].into_iter().filter(|half| !half.is_empty());
+    halves.map(<[TestCase]>::to_vec).collect()
 }
 
 /// All units, each with the index of its kernel. The kernels take turns, so that the longest
@@ -70,18 +91,33 @@ mod tests {
     }
 
     #[test]
-    fn files_share_boots_and_none_is_split_or_forgotten() {
-        let files = [("attach", 20), ("detach", 20), ("hub", 2), ("nbd", 3)];
+    fn files_share_boots_from_both_ends_and_none_is_split_or_forgotten() {
+        let files = [
+            ("attach", 20),
+            ("detach", 20),
+            ("hub", 20),
+            ("iscsi", 20),
+            ("lab", 2),
+            ("mpath", 40),
+        ];
         let tests: Vec<TestCase> = files
             .iter()
             .flat_map(|(name, count)| file(name, *count))
             .collect();
         let units = of(&tests);
-        let counts: Vec<usize> = units.iter().map(|unit| unit.tests.len()).collect();
-        assert_eq!(counts, [5, 40]);
         assert!(units.iter().all(|unit| !unit.own_boot));
-        let units = units.into_iter().rev();
-        let together: Vec<TestCase> = units.flat_map(|unit| unit.tests).collect();
+        let first = |unit: &Unit| (unit.tests[0].id(), unit.tests.len());
+        let firsts: Vec<(String, usize)> = units.iter().map(first).collect();
+        let named = |file: &str, count| (format!("{file}::test_00"), count);
+        let expected = [
+            named("lab", 42),
+            named("attach", 40),
+            named("hub", 20),
+            named("iscsi", 20),
+        ];
+        assert_eq!(firsts, expected);
+        let mut together: Vec<TestCase> = units.into_iter().flat_map(|unit| unit.tests).collect();
+        together.sort();
         assert_eq!(together, tests);
     }
 
