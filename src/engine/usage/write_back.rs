@@ -185,7 +185,9 @@ pub(in crate::engine) fn write_pages_of(
 /// process dies during the flush, the record says that the flush may have failed.
 ///
 /// The kernel may hold the thread for as long as a link is dead. So the thread has none of
-/// the process's other files, and a killed process releases the locks on those.
+/// the process's other files, and a killed process releases the locks on those. The file is closed
+/// after the record: a detach waits for the last close of an NBD device, and then clears the
+/// record.
 pub(in crate::engine) fn flush(
     roots: &Roots,
     file: Arc<File>,
@@ -194,8 +196,9 @@ pub(in crate::engine) fn flush(
 ) -> Result<Flush> {
     // A process that may not drop the pages has lost nothing.
     let has_failed = |error: &Error| error.kind() != ErrorKind::NotPermitted;
-    mark.begin()?.run(has_failed, |flush| {
-        worker::run_with_own_fd_table_and(file, |file| {
+    worker::run_with_own_fd_table_and(file, |file| {
+        let flush = mark.begin()?;
+        flush.run(has_failed, |flush| {
             flush_pages_and_cache(roots, disk, file, flush)
         })
     })

@@ -458,4 +458,8 @@ fn a_detach_that_abandons_data_frees_a_device_whose_server_is_gone() {
     ));
     let name = attachment.node.file_name().unwrap().to_str().unwrap();
     assert!(!Path::new(&format!("/sys/block/{name}/pid")).exists());
+    // Both flushes have failed, and neither says so of the next volume.
+    let marks = guest::entries("/run/lunbd");
+    let is_left = |mark: &String| mark.starts_with(&format!("lost-{name}-"));
+    assert!(!marks.iter().any(is_left), "{marks:?}");
 }

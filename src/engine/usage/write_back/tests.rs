@@ -2,11 +2,16 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use super::*;
 use crate::id::DevNo;
@@ -239,4 +244,42 @@ fn a_process_that_may_not_flush_a_disk_has_lost_nothing_and_another_process_can(
     let error = disk.flush(write_back, broken, FlushPolicy::Require);
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Io);
     disk.has_lost_data();
+}
+
+/// The kernel frees an NBD device at its last close, and the detach that waits for that then takes
+/// the mark for the last word of this flush.
+#[test]
+fn a_failed_flush_is_recorded_before_its_file_is_closed() {
+    let lost = Failing {
+        sync: Some(Errno::EIO),
+        ..SOUND
+    };
+    for _ in 0..20 {
+        let claimed = ClaimedDisk::named("nbd0");
+        let fifo = claimed.root.path().join("nbd0");
+        fs::remove_file(&fifo).unwrap();
+        mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let mut options = File::options();
+        let reader = options.read(true).custom_flags(nix::libc::O_NONBLOCK);
+        let reader = reader.open(&fifo).unwrap();
+        let file = Arc::new(File::options().write(true).open(&fifo).unwrap());
+        let roots = Roots {
+            devices: Devices::Other(Arc::new(lost)),
+            ..Roots::below(claimed.root.path())
+        };
+        let disk = BlockDevice::at(&roots.sysfs.join("block/nbd0"));
+        let disk = disk.unwrap().unwrap();
+        let mark = FailedFlush::of(&roots, &disk).unwrap();
+        let marked = claimed.root.path().join(mark_of("nbd0"));
+        let at_the_last_close = thread::spawn(move || {
+            let mut closed = [PollFd::new(reader.as_fd(), PollFlags::empty())];
+            poll(&mut closed, PollTimeout::NONE).unwrap();
+            fs::read_to_string(marked).unwrap()
+        });
+        // The thread of a flush leaves the open files of its process.
+        let flushing = thread::spawn(move || flush(&roots, file, &disk, mark));
+        flushing.join().unwrap().unwrap_err();
+        let marked = at_the_last_close.join().unwrap();
+        assert!(!marked.contains("under way"), "{marked}");
+    }
 }
