@@ -189,6 +189,7 @@ fn a_disk_whose_partition_is_mounted_is_refused_and_a_partition_is_no_disk() {
     assert!(error.to_string().contains("name the whole disk"), "{error}");
 
     guest::run(&["mkfs.ext4", "-q", "-F", &partition]);
+    guest::udevd::settle();
     let mounted = Mounted::on(Path::new(&partition), "/tmp/partition");
     let error = detach(&engine, &target, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);
