@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::hidden_writers::{FixedFile, Mapper, OwnTable};
@@ -258,6 +259,7 @@ impl Drop for Undo {
                     eprintln!("{command:?}: {ended:?}");
                     break;
                 }
+                thread::sleep(Duration::from_millis(100));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Which points of a sweep one run takes: a fifth, and another fifth with each seed.
+//! Which points of a sweep one run takes: mostly a fifth, and another fifth with each seed.
 //!
 //! Runs with consecutive seeds take all parts in turn, so any five of them take every point of
 //! most sweeps. Some points take more runs:
@@ -12,8 +12,8 @@
 //!
 //! A point's part follows from its name and not from its place in a list: kernels differ in what
 //! a list holds, and one more point must not move the others. Five is odd, so a lab that
-//! chooses a test's kernel by the seed's parity takes each point on both kernels within ten
-//! runs.
+//! chooses a test's kernel by the seed's parity takes each point on both kernels within twice as
+//! many runs.
 
 use std::fmt;
 

@@ -119,7 +119,9 @@ fn a_session_without_names_whose_connection_is_lost_too_is_ended_by_the_next_log
 fn keep(session: &Session, fault: Option<(&str, Fault)>, patience: Duration) -> Traced {
     /// The time in which the process prints what it did.
     const SPEAKS: Duration = Duration::from_millis(500);
-    let begun = Instant::now();
+    /// In this time the process comes to the act that has the fault.
+    const STARTS: Duration = Duration::from_secs(120);
+    let start = Instant::now();
     let mut serves_since = None;
     let arguments = ["heal", "--watch"].map(str::to_owned);
     let mut injected_at = None;
@@ -127,19 +129,17 @@ fn keep(session: &Session, fault: Option<(&str, Fault)>, patience: Duration) -> 
         if is_injected {
             injected_at.get_or_insert_with(Instant::now);
         }
-        let begun = if fault.is_some() {
-            injected_at
-        } else {
-            Some(begun)
+        let (begun, limit) = match injected_at {
+            Some(at) => (at, patience),
+            None if fault.is_some() => (start, STARTS),
+            None => (start, patience),
         };
         // The recovery has no more work if it holds no lock.
         let leases = guest::entries("/run/lunbd");
         let works = leases.iter().any(|name| name.starts_with("iscsi-login"));
         let serves = session.state() == "LOGGED_IN" && !works;
         let since = serves.then(|| *serves_since.get_or_insert_with(Instant::now));
-        let has_passed =
-            |since: Option<Instant>, limit| since.is_some_and(|it| it.elapsed() > limit);
-        has_passed(since, SPEAKS) || has_passed(begun, patience)
+        since.is_some_and(|since| since.elapsed() > SPEAKS) || begun.elapsed() > limit
     })
 }
 

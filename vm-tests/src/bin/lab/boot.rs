@@ -169,13 +169,13 @@ fn attempt(
                 let processor = machine.processor_time()?;
                 match &report {
                     Report::Booted { .. } => {
-                        ended.boot_time = Some(start.elapsed());
                         // A panic of the kernel resets the machine, as such a test does.
                         if shows_defect(setup, &read_console(&console)?) {
                             "the kernel warned or died before this boot ended"
                                 .clone_into(&mut ended.why);
                             break;
                         }
+                        ended.boot_time = Some(start.elapsed());
                         next_by = Instant::now() + GRACE;
                     }
                     Report::Running { test, limit_secs } => {

@@ -1,5 +1,7 @@
 //! The files that are kept between runs and shared between clones.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,6 +18,8 @@ pub(crate) struct Cache {
     root: PathBuf,
     /// Rebuilds what exists already.
     refresh: bool,
+    /// What this lab has rebuilt: two series may share it.
+    rebuilt: RefCell<BTreeSet<PathBuf>>,
     /// Held while a lab fills the cache, so that two clones do not do it twice.
     _lock: File,
 }
@@ -65,6 +69,7 @@ impl Cache {
         Ok(Self {
             root,
             refresh,
+            rebuilt: RefCell::default(),
             _lock: lock,
         })
     }
@@ -79,7 +84,7 @@ impl Cache {
     ) -> Result<Entry> {
         let path = self.root.join(format!("{name}-{:016x}", fnv1a(recipe)));
         if path.exists() {
-            if !self.refresh {
+            if !self.refresh || self.rebuilt.borrow().contains(&path) {
                 return Entry::hold(path);
             }
             if is_in_use(&path)? {
@@ -93,6 +98,7 @@ impl Cache {
         // A refresh replaces the old result only when the new one is complete.
         remove(&path)?;
         fs::rename(&unfinished, &path).with_context(|| path.display().to_string())?;
+        self.rebuilt.borrow_mut().insert(path.clone());
         let entry = Entry::hold(path)?;
         self.prune(name)?;
         Ok(entry)
@@ -217,7 +223,11 @@ mod tests {
         );
         assert!(path.exists());
         let anew = cache.entry("root", "recipe", |to| Ok(fs::write(to.join("new"), "")?));
-        assert!(anew.unwrap().join("new").exists());
+        let anew = anew.unwrap();
+        assert!(anew.join("new").exists());
+        // Another series of the same run has the same recipe.
+        let again = cache.entry("root", "recipe", |_| bail!("it is rebuilt already"));
+        assert!(again.is_ok());
         drop(cache);
         fs::remove_dir_all(root).unwrap();
     }

@@ -18,23 +18,13 @@ use crate::programs::{
 use crate::schedule::lock;
 use crate::summary::Summary;
 
-/// Whether a run tests what the first suite tests once more with every feature.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WithFeatures {
-    /// Only the library, the programs, and the tests that need a feature.
-    WhatNeedsThem,
-    All,
-}
-
-/// First the suite that the README names, which needs no features. Then the tests with every
+/// First the suite that the README names, which needs no features. Then all tests with every
 /// feature that a user can enable, and the lab's own. The guest's tests belong to the same
 /// selection and must not run here, so each test is named. Last the test of a library with
 /// crash points, which no other suite may link.
-fn suites(with_features: WithFeatures) -> Result<Vec<Vec<String>>> {
+fn suites() -> Result<Vec<Vec<String>>> {
     let mut others = tests_of_lunbd()?;
-    let is_all = with_features == WithFeatures::All;
-    others
-        .retain(|test| !test.has_crash_points() && (is_all || !test.required_features.is_empty()));
+    others.retain(|test| !test.has_crash_points());
     let named = |test: Target| ["--test".to_owned(), test.name];
     let named: Vec<String> = others.into_iter().flat_map(named).collect();
     let with_features = [words(&["--lib", "--bins"]), named].concat();
@@ -119,9 +109,9 @@ pub(crate) fn run_program(program: &Path, summary: &Mutex<&mut Summary>) -> Resu
     Ok(())
 }
 
-pub(crate) fn run(with_features: WithFeatures, summary: &Mutex<&mut Summary>) -> Result<()> {
+pub(crate) fn run(summary: &Mutex<&mut Summary>) -> Result<()> {
     let shows_each_test = lock(summary).shows_each_test();
-    for suite in suites(with_features)? {
+    for suite in suites()? {
         let shown = format!("cargo {}", suite.join(" "));
         eprintln!("{shown}");
         let start = Instant::now();
@@ -187,18 +177,12 @@ mod tests {
 
     #[test]
     fn each_test_of_lunbd_is_in_one_suite_with_features_and_crash_points_are_in_one_alone() {
-        let suites = suites(WithFeatures::All).unwrap();
+        let suites = suites().unwrap();
         let tests = tests_of_lunbd().unwrap();
         assert!(tests.iter().any(|test| test.name == "ids"), "{tests:?}");
-        for test in &tests {
+        for test in tests {
             let has = |suite: &&Vec<String>| suite.contains(&test.name);
             assert_eq!(suites.iter().filter(has).count(), 1, "{}", test.name);
-        }
-        // `cargo test` runs the others.
-        let least = super::suites(WithFeatures::WhatNeedsThem).unwrap().concat();
-        for test in &tests {
-            let needs_one = !test.required_features.is_empty();
-            assert_eq!(least.contains(&test.name), needs_one, "{}", test.name);
         }
         let with_crash_points = suites
             .iter()

@@ -24,7 +24,8 @@ pub(crate) enum Series {
     V6_12,
     /// sid's current one.
     Newest,
-    /// The same kernel below sid's own userland. The others have that of this machine's release.
+    /// The same kernel below sid's own userland. The others have that of this machine's release,
+    /// or that of `LUNBD_VM_USERLAND`.
     Sid,
 }
 

@@ -47,7 +47,6 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::choice::Breadth;
-use crate::host_suite::WithFeatures;
 use crate::kernel::Series;
 use crate::schedule::Plan;
 use crate::seed::SEED;
@@ -84,7 +83,7 @@ struct TestArguments {
     all: bool,
     /// Every test on every kernel series that the lab knows; it also boots the tests
     /// that vm-tests/expected-skips lists, and fails where one of them does not skip.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "all")]
     all_kernels: bool,
     /// Leave the host's tests out.
     #[arg(long)]
@@ -166,11 +165,6 @@ fn test(arguments: &TestArguments) -> Result<bool> {
         &mut summary,
     )?;
     let shared = Mutex::new(&mut summary);
-    let with_features = if arguments.all || arguments.all_kernels {
-        WithFeatures::All
-    } else {
-        WithFeatures::WhatNeedsThem
-    };
     let on_the_host = || {
         if let Some(program) = &arguments.beside {
             host_suite::run_program(program, &shared)?;
@@ -178,7 +172,7 @@ fn test(arguments: &TestArguments) -> Result<bool> {
         if arguments.vm_only {
             return Ok(());
         }
-        host_suite::run(with_features, &shared)
+        host_suite::run(&shared)
     };
     match &plan {
         Some(plan) => plan.run(on_the_host, &shared)?,

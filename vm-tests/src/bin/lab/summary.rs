@@ -132,7 +132,7 @@ impl Summary {
     pub(crate) fn add_missing(&mut self) {
         let files = self.files.iter().filter(|(_, file)| file.left > 0);
         let missing = files.map(|((series, name), file)| {
-            format!("{series}: {} tests of {name} did not run", file.left)
+            format!("{series}: tests of {name} did not run: {}", file.left)
         });
         self.broken.extend(missing.collect::<Vec<_>>());
     }
@@ -388,7 +388,7 @@ mod tests {
         assert!(summary.broken.is_empty());
         summary.expect(Series::V6_1, &[file("x")]);
         summary.add_missing();
-        assert_eq!(summary.broken, ["6.1: 1 tests of lab did not run"]);
+        assert_eq!(summary.broken, ["6.1: tests of lab did not run: 1"]);
     }
 
     #[test]
