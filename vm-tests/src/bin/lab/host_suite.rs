@@ -84,7 +84,7 @@ fn tests_of_lunbd() -> Result<Vec<Target>> {
 /// The machines go first: each waits for half of the time, and a compiler fills the rest.
 fn beside_the_machines(program: impl AsRef<OsStr>) -> Command {
     let mut command = command_in_workspace("nice");
-    command.args(["-n", "2"]).arg(program);
+    command.args(["-n", "5"]).arg(program);
     command
 }
 
