@@ -42,6 +42,12 @@ impl AccessState {
         }
     }
 
+    /// The state that sysfs names so.
+    pub(super) fn of_name(name: &str) -> Option<Self> {
+        let mut all = (0..16).map(Self::of_number);
+        all.find(|state| state.to_string() == name)
+    }
+
     /// The state of the port that returned page 83h.
     pub(super) fn of_port(page_83: &[u8], groups: &[PortGroup]) -> Option<Self> {
         let own = designators::target_port(page_83);

@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::access_state::AccessState;
 use super::identity::{Identity, Pages};
 use super::state::State;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -125,14 +126,20 @@ impl ScsiDevice {
         }
     }
 
-    /// Whether the kernel's ALUA handler last saw the device's target port in transition.
-    /// This check sends no command; it is `false` also if no handler is attached.
-    pub(crate) fn was_in_transition(&self) -> Result<bool> {
+    /// The state of the device's target port that the kernel's ALUA handler last saw. It refuses
+    /// commands by that state. This look sends no command; it is `None` also if no handler is
+    /// attached.
+    pub(crate) fn known_access_state(&self) -> Result<Option<AccessState>> {
         match sysfs::read_if_there(&self.dir.join("access_state")) {
             // The kernel returns EINVAL if the device's handler knows no such state.
-            Err(error) if error.kind() == ErrorKind::Refused => Ok(false),
-            state => Ok(state?.as_deref() == Some("transitioning")),
+            Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
+            name => Ok(name?.as_deref().and_then(AccessState::of_name)),
         }
+    }
+
+    /// Whether the kernel's ALUA handler last saw the device's target port in transition.
+    pub(crate) fn was_in_transition(&self) -> Result<bool> {
+        Ok(self.known_access_state()? == Some(AccessState::Transitioning))
     }
 
     /// Whether the disk driver serves this type of device: direct access, RBC and zoned

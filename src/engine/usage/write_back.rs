@@ -232,18 +232,26 @@ fn flush_pages_and_cache(
     let Err(error) = disk.flush(roots, file) else {
         return Ok(Flush::Done);
     };
-    let has_states = match ScsiDevice::of_disk(disk) {
-        Ok(Some(device)) => device.has_port_groups().unwrap_or(false),
-        _ => false,
-    };
-    if !all_written || !has_states {
+    let device = ScsiDevice::of_disk(disk).ok().flatten();
+    let device = device.filter(|device| device.has_port_groups().unwrap_or(false));
+    let Some(device) = device.filter(|_| all_written) else {
         return Err(error);
-    }
-    match scsi::access_state_of_open(roots, file) {
-        Ok(Some(state)) if !state.serves_io() => Ok(Flush::PagesWritten(format!(
+    };
+    // The kernel refuses the flush by the state that it knows. The target may serve again, and the
+    // kernel learns that from the answer to another command.
+    let known = device.known_access_state().ok().flatten();
+    let refused_by = match known.filter(|state| !state.serves_io()) {
+        Some(state) => Some(state),
+        None => match scsi::access_state_of_open(roots, file) {
+            Ok(state) => state.filter(|state| !state.serves_io()),
+            Err(_) => None,
+        },
+    };
+    match refused_by {
+        Some(state) => Ok(Flush::PagesWritten(format!(
             "its ALUA access state is {state}: {error}"
         ))),
-        _ => Err(error),
+        None => Err(error),
     }
 }
 

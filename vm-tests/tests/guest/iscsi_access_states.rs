@@ -202,7 +202,21 @@ fn a_detach_of_a_standby_path_alone_is_not_ready_and_succeeds_once_it_is_active(
     assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
 
     array.groups[0].set_access_state(ACTIVE);
-    let detached = array.detach(attached).unwrap();
+    // The kernel refuses the flush by the state that it knows, until the target has answered a
+    // command of the next detach.
+    let detached = guest::wait_until(
+        "the kernel to know the state",
+        Duration::from_secs(60),
+        || {
+            let device = DetachTarget::Device(attached.node.clone());
+            let detached = array.engine.detach(device, soon());
+            if let Err(failure) = &detached {
+                assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
+                assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
+            }
+            detached.ok()
+        },
+    );
     assert!(detached.safe_to_unmap, "{detached:?}");
     nothing_is_left();
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -169,7 +169,7 @@ fn a_flush_that_cannot_be_marked_is_not_done() {
     let disk = ClaimedDisk::new();
     let mark = disk.root.path().join(mark_of(disk.name));
     fs::create_dir_all(mark.parent().unwrap()).unwrap();
-    std::os::unix::fs::symlink("no/such/folder", mark).unwrap();
+    symlink("no/such/folder", mark).unwrap();
     for write_back in [write_back, write_back_below_map] {
         let error = disk.flush(write_back, SOUND, FlushPolicy::Require);
         assert_eq!(error.unwrap_err().stage(), Some(Stage::Flush));
@@ -244,6 +244,31 @@ fn a_process_that_may_not_flush_a_disk_has_lost_nothing_and_another_process_can(
     let error = disk.flush(write_back, broken, FlushPolicy::Require);
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Io);
     disk.has_lost_data();
+}
+
+#[test]
+fn a_flush_that_the_kernel_refuses_by_an_earlier_access_state_has_lost_nothing() {
+    let refused = Failing {
+        sync: Some(Errno::EIO),
+        ..SOUND
+    };
+    let claimed = ClaimedDisk::new();
+    let device = claimed.root.path().join("sys/devices/2:0:0:1");
+    fs::create_dir_all(&device).unwrap();
+    symlink(&device, claimed.root.path().join("sys/block/sda/device")).unwrap();
+    // The unit has target port groups (SPC-5, 6.7.2).
+    fs::write(device.join("inquiry"), [0, 0, 6, 2, 31, 0x30]).unwrap();
+    fs::write(device.join("access_state"), "standby\n").unwrap();
+    let flush = claimed.flush(write_back, refused, FlushPolicy::Require);
+    let Ok(Flush::PagesWritten(why)) = flush else {
+        panic!("{flush:?}");
+    };
+    assert!(why.contains("standby"), "{why}");
+    claimed.flushes(write_back);
+    fs::write(device.join("access_state"), "active/optimized\n").unwrap();
+    let flush = claimed.flush(write_back, refused, FlushPolicy::Require);
+    assert_eq!(flush.unwrap_err().kind(), ErrorKind::Io);
+    claimed.has_lost_data();
 }
 
 /// The kernel frees an NBD device at its last close, and the detach that waits for that then takes
