@@ -13,7 +13,7 @@ use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
 use crate::kernel::{Roots, worker};
-use crate::scsi::{self, ScsiDevice};
+use crate::scsi::{self, AccessState, ScsiDevice};
 use crate::uevent::Watch;
 
 /// A disk that is claimed and flushed.
@@ -239,18 +239,16 @@ fn flush_pages_and_cache(
     };
     // The kernel refuses the flush by the state that it knows. The target may serve again, and the
     // kernel learns that from the answer to another command.
-    let known = device.known_access_state().ok().flatten();
-    let refused_by = match known.filter(|state| !state.serves_io()) {
-        Some(state) => Some(state),
-        None => match scsi::access_state_of_open(roots, file) {
-            Ok(state) => state.filter(|state| !state.serves_io()),
-            Err(_) => None,
-        },
+    let refuses = |state: &AccessState| !state.serves_io();
+    let known = device.known_access_state().ok().flatten().filter(refuses);
+    let known = known.map(|state| format!("the kernel knows its ALUA access state as {state}"));
+    let asked = || {
+        let state = scsi::access_state_of_open(roots, file).ok().flatten();
+        let state = state.filter(refuses)?;
+        Some(format!("its ALUA access state is {state}"))
     };
-    match refused_by {
-        Some(state) => Ok(Flush::PagesWritten(format!(
-            "its ALUA access state is {state}: {error}"
-        ))),
+    match known.or_else(asked) {
+        Some(why) => Ok(Flush::PagesWritten(format!("{why}: {error}"))),
         None => Err(error),
     }
 }

@@ -114,14 +114,20 @@ impl ClaimedDisk {
         Self { root, name, claim }
     }
 
-    /// Writes the disk back in another process, to which the kernel answers so.
-    fn flush(&self, write_back: WriteBack, kernel: Failing, policy: FlushPolicy) -> Result<Flush> {
+    /// The machine and its disk, with this kernel.
+    fn on(&self, kernel: Failing) -> (Roots, BlockDevice) {
         let roots = Roots {
             devices: Devices::Other(Arc::new(kernel)),
             ..Roots::below(self.root.path())
         };
         let disk = BlockDevice::at(&roots.sysfs.join("block").join(self.name));
-        let (disk, engine) = (disk.unwrap().unwrap(), Engine::start(roots).unwrap());
+        (roots, disk.unwrap().unwrap())
+    }
+
+    /// Writes the disk back in another process, to which the kernel answers so.
+    fn flush(&self, write_back: WriteBack, kernel: Failing, policy: FlushPolicy) -> Result<Flush> {
+        let (roots, disk) = self.on(kernel);
+        let engine = Engine::start(roots).unwrap();
         let soon = Deadline::after(Duration::from_secs(60));
         write_back(&engine, &self.claim, &disk, policy, soon)
     }
@@ -288,12 +294,7 @@ fn a_failed_flush_is_recorded_before_its_file_is_closed() {
         let reader = options.read(true).custom_flags(nix::libc::O_NONBLOCK);
         let reader = reader.open(&fifo).unwrap();
         let file = Arc::new(File::options().write(true).open(&fifo).unwrap());
-        let roots = Roots {
-            devices: Devices::Other(Arc::new(lost)),
-            ..Roots::below(claimed.root.path())
-        };
-        let disk = BlockDevice::at(&roots.sysfs.join("block/nbd0"));
-        let disk = disk.unwrap().unwrap();
+        let (roots, disk) = claimed.on(lost);
         let mark = FailedFlush::of(&roots, &disk).unwrap();
         let marked = claimed.root.path().join(mark_of("nbd0"));
         let at_the_last_close = thread::spawn(move || {

@@ -76,7 +76,7 @@ impl Plan {
                 let outcome = Outcome::Skipped((*reason).to_owned());
                 summary.add_vm_test(*series, &test.id(), &outcome, true, Cost::default(), None);
             }
-            // A test that is not booted must not count as one of those that end.
+            // The summary expects these after the skips: a listed skip ends no expected test.
             summary.expect(*series, &choice.booted);
         }
         let units = choices.iter().map(|choice| units::of(&choice.booted));
@@ -188,8 +188,8 @@ fn selected(
     Some(tests.iter().filter(is_named).cloned().collect())
 }
 
-/// The emulator, and the guest's root and the kernel of each series. They come from the cache if they are there,
-/// unless `refresh` rebuilds them.
+/// The emulator, and the guest's root and the kernel of each series. They come from the cache if
+/// they are there, unless `refresh` rebuilds them.
 pub(crate) fn prepare(
     series: &[Series],
     refresh: bool,
