@@ -21,6 +21,7 @@ pub(super) mod claim;
 pub(super) mod failed_flush;
 mod holder;
 mod not_looked_at;
+mod refused_flush;
 mod removal;
 mod search;
 mod snapshot;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use nix::errno::Errno;
+
 /// `H:C:T:L`, as the kernel writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Address {
@@ -67,6 +69,8 @@ pub(crate) struct Unit {
     pub(crate) is_dirty: bool,
     /// Writes fail.
     pub(crate) fails_writes: bool,
+    /// The kernel's error for a flush that fails.
+    pub(crate) flush_error: Errno,
     /// The number of the target port group of its port, and its ALUA access state.
     pub(crate) port_group: Option<(u16, u8)>,
 }
@@ -82,6 +86,7 @@ impl Unit {
             kind: 0,
             is_dirty: false,
             fails_writes: false,
+            flush_error: Errno::EIO,
             port_group: None,
         }
     }

@@ -93,14 +93,16 @@ impl Kernel {
             .get(&address)
             .is_some_and(|device| device.state == "running");
         let unit = state.units.get_mut(&address);
-        let fails = unit.is_none_or(|unit| {
+        let error = unit.map_or(Some(Errno::EIO), |unit| {
             let was_dirty = std::mem::take(&mut unit.is_dirty);
-            (was_dirty && unit.fails_writes) || !unit.serves_io()
+            let fails = (was_dirty && unit.fails_writes) || !unit.serves_io();
+            fails.then_some(unit.flush_error)
         });
         drop(state);
-        if fails || !runs || !answered {
+        let error = error.or_else(|| (!runs || !answered).then_some(Errno::EIO));
+        if let Some(error) = error {
             self.count_error(address);
-            return Err(Errno::EIO);
+            return Err(error);
         }
         Ok(())
     }

@@ -1,7 +1,10 @@
 //! Paths whose target ports have ALUA access states, on the kernel of `tests/fake_kernel`.
 
+use std::fs;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+
+use nix::errno::Errno;
 
 use crate::fake_kernel::{Address, FakeKernel, Unit, access};
 use lunbd::engine::{Flush, Multipath, StageObserver};
@@ -175,5 +178,43 @@ fn without_a_path_that_takes_the_flush_a_detach_is_not_ready_and_leaves_all_as_i
     assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
     assert_eq!(fake.kernel().devices(), ["0:0:0:1"]);
     set(&fake, 0, ACTIVE);
+    assert!(engine.detach(device(), soon()).unwrap().safe_to_unmap);
+}
+
+#[test]
+fn a_unit_that_cannot_write_its_cache_has_lost_data_also_if_its_path_is_standby_afterwards() {
+    let (fake, engine) = machine(&[ACTIVE]);
+    let attached = attach(&engine, 1).unwrap();
+    set(&fake, 0, STANDBY);
+    // A target's hardware error (`drivers/scsi/scsi_error.c`, `scsi_check_sense`).
+    fake.kernel().change(|kernel| {
+        for unit in kernel.units.values_mut() {
+            unit.flush_error = Errno::EREMOTEIO;
+        }
+    });
+    let device = || DetachTarget::Device(attached.node.clone());
+    let failure = engine.detach(device(), soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
+    set(&fake, 0, ACTIVE);
+    let failure = engine.detach(device(), soon()).unwrap_err();
+    assert!(
+        failure.to_string().contains("an earlier flush"),
+        "{failure}"
+    );
+}
+
+#[test]
+fn a_path_over_which_the_kernel_sends_no_flush_proves_nothing_about_the_units_cache() {
+    let (fake, engine) = machine(&[ACTIVE, ACTIVE]);
+    let attached = attach(&engine, 2).unwrap();
+    set(&fake, 0, STANDBY);
+    let name = attached.paths()[1].node.file_name().unwrap();
+    let queue = fake.root().join("sys/block").join(name).join("queue");
+    fs::create_dir_all(&queue).unwrap();
+    fs::write(queue.join("write_cache"), "write through\n").unwrap();
+    let device = || DetachTarget::Device(attached.node.clone());
+    let failure = engine.detach(device(), soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
+    fs::write(queue.join("write_cache"), "write back\n").unwrap();
     assert!(engine.detach(device(), soon()).unwrap().safe_to_unmap);
 }

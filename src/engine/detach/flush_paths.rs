@@ -7,6 +7,7 @@ use crate::engine::detach::receipt::{Flush, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::engine::usage::write_back::{write_back, write_back_below_map};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::sysfs;
 
 impl DetachRun<'_> {
     /// Flushes each path and records the result in the receipt.
@@ -65,7 +66,7 @@ impl DetachRun<'_> {
             let was_flushed = self
                 .entry(device)
                 .is_some_and(|entry| entry.flush == Some(Flush::Done));
-            if !was_flushed {
+            if !was_flushed || !sends_flushes(one)? {
                 continue;
             }
             let flush = self.flush(one, deadline)?;
@@ -84,4 +85,15 @@ impl DetachRun<'_> {
         );
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
     }
+}
+
+/// Whether the kernel sends a flush over this path. A path that did not answer MODE SENSE has a
+/// write-through cache for the kernel (`drivers/scsi/sd.c`, `sd_read_cache_type`), and a flush
+/// of it is then done without a command.
+fn sends_flushes(one: &ClaimedPath) -> Result<bool> {
+    let Some(disk) = &one.path.disk else {
+        return Ok(false);
+    };
+    let cache = sysfs::read_if_there(&disk.dir().join("queue/write_cache"))?;
+    Ok(cache.is_none_or(|cache| cache != "write through"))
 }

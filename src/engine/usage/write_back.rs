@@ -9,11 +9,11 @@ use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::Flush;
 use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, host_queue_of, run_in_queue};
 use crate::engine::usage::failed_flush::{self, FailedFlush, FlushUnderWay};
+use crate::engine::usage::refused_flush::PathBeforeFlush;
 use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
 use crate::kernel::{Roots, worker};
-use crate::scsi::{self, AccessState, ScsiDevice};
 use crate::uevent::Watch;
 
 /// A disk that is claimed and flushed.
@@ -229,27 +229,13 @@ fn flush_pages_and_cache(
         dropped => dropped?,
     }
     let all_written = disk.write_pages(roots, file)?;
+    let path = PathBeforeFlush::look_at(disk);
     let Err(error) = disk.flush(roots, file) else {
         return Ok(Flush::Done);
     };
-    let device = ScsiDevice::of_disk(disk).ok().flatten();
-    let device = device.filter(|device| device.has_port_groups().unwrap_or(false));
-    let Some(device) = device.filter(|_| all_written) else {
-        return Err(error);
-    };
-    // The kernel refuses the flush by the state that it knows. The target may serve again, and the
-    // kernel learns that from the answer to another command.
-    let refuses = |state: &AccessState| !state.serves_io();
-    let known = device.known_access_state().ok().flatten().filter(refuses);
-    let known = known.map(|state| format!("the kernel knows its ALUA access state as {state}"));
-    let asked = || {
-        let state = scsi::access_state_of_open(roots, file).ok().flatten();
-        let state = state.filter(refuses)?;
-        Some(format!("its ALUA access state is {state}"))
-    };
-    match known.or_else(asked) {
-        Some(why) => Ok(Flush::PagesWritten(format!("{why}: {error}"))),
-        None => Err(error),
+    match path.and_then(|path| path.refusal(roots, file, &error)) {
+        Some(why) if all_written => Ok(Flush::PagesWritten(format!("{why}: {error}"))),
+        _ => Err(error),
     }
 }
 

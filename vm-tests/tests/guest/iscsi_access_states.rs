@@ -1,6 +1,6 @@
 //! Paths whose target ports have ALUA access states, without a multipath map.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver};
@@ -31,6 +31,7 @@ const STANDBY: u8 = 2;
 const UNAVAILABLE: u8 = 3;
 const TRANSITIONING: u8 = 15;
 const BYTES: u64 = 8 << 20;
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// A volume with a write cache that two targets present, each at a port of its own group.
 struct Array {
@@ -115,6 +116,28 @@ fn states(attached: &Attachment) -> Vec<Option<AccessState>> {
     paths.map(|path| path.access_state).collect()
 }
 
+/// Waits until the kernel knows that the disk's target port has this state.
+fn wait_for_known_state(node: &Path, state: &str) {
+    let disk = Path::new("/sys/block").join(node.file_name().unwrap());
+    guest::wait_until(&format!("the kernel to know {state}"), MINUTE, || {
+        let known = fs::read_to_string(disk.join("device/access_state")).unwrap();
+        (known.trim() == state).then_some(())
+    });
+}
+
+/// Tells the kernel, and not the unit, what cache the disk has.
+fn set_cache_type(node: &Path, cache: &str) {
+    let disk = Path::new("/sys/block").join(node.file_name().unwrap());
+    let [address] = &guest::entries(disk.join("device/scsi_disk"))[..] else {
+        panic!("{} has no SCSI disk", node.display());
+    };
+    let attribute = disk
+        .join("device/scsi_disk")
+        .join(address)
+        .join("cache_type");
+    fs::write(attribute, format!("temporary {cache}")).unwrap();
+}
+
 /// The marks that make other processes' detaches report a loss.
 fn marks_of_failed_flushes() -> Vec<String> {
     let mut names = guest::entries("/run/lunbd");
@@ -188,8 +211,29 @@ fn a_path_that_becomes_standby_is_detached_once_another_path_has_flushed_the_cac
     nothing_is_left();
 }
 
+/// The kernel takes the cache of a path for write-through if the path did not answer MODE SENSE.
+#[test]
+fn a_path_that_sends_no_flush_proves_nothing_about_the_cache_of_a_path_in_standby() {
+    let array = Array::with("a5508", [ACTIVE, NON_OPTIMIZED]);
+    let attached = array.attach(&[0, 1]).unwrap();
+    let other = attached.paths()[1].node.clone();
+    set_cache_type(&other, "write through");
+    array.groups[0].set_access_state(STANDBY);
+    let device = DetachTarget::Device(attached.node.clone());
+    let failure = array.engine.detach(device, soon()).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
+    assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
+
+    set_cache_type(&other, "write back");
+    let detached = array.detach(attached).unwrap();
+    assert!(detached.safe_to_unmap, "{detached:?}");
+    nothing_is_left();
+}
+
 #[test]
 fn a_detach_of_a_standby_path_alone_is_not_ready_and_succeeds_once_it_is_active() {
+    // The kernel's handler, as on a host with multipath-tools: it refuses I/O itself.
+    guest::need_module("scsi_dh_alua");
     let array = Array::with("a5504", [ACTIVE, ACTIVE]);
     let attached = array.attach(&[0]).unwrap();
     array.groups[0].set_access_state(STANDBY);
@@ -201,22 +245,19 @@ fn a_detach_of_a_standby_path_alone_is_not_ready_and_succeeds_once_it_is_active(
     assert!(attached.node.exists());
     assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
 
+    wait_for_known_state(&attached.node, "standby");
     array.groups[0].set_access_state(ACTIVE);
     // The kernel refuses the flush by the state that it knows, until the target has answered a
     // command of the next detach.
-    let detached = guest::wait_until(
-        "the kernel to know the state",
-        Duration::from_secs(60),
-        || {
-            let device = DetachTarget::Device(attached.node.clone());
-            let detached = array.engine.detach(device, soon());
-            if let Err(failure) = &detached {
-                assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
-                assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
-            }
-            detached.ok()
-        },
-    );
+    let detached = guest::wait_until("the kernel to know the state", MINUTE, || {
+        let device = DetachTarget::Device(attached.node.clone());
+        let detached = array.engine.detach(device, soon());
+        if let Err(failure) = &detached {
+            assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
+            assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
+        }
+        detached.ok()
+    });
     assert!(detached.safe_to_unmap, "{detached:?}");
     nothing_is_left();
 }

@@ -24,13 +24,19 @@ struct Failing {
     drop_pages: Option<Errno>,
     write_pages: Option<Errno>,
     sync: Option<Errno>,
+    /// The target fails the flush.
+    reaches_target: bool,
 }
 
 const SOUND: Failing = Failing {
     drop_pages: None,
     write_pages: None,
     sync: None,
+    reaches_target: false,
 };
+
+/// The SCSI device of the disk, below the root of its machine.
+const DEVICE: &str = "sys/devices/2:0:0:1";
 
 /// The mark of a flush of the disk, below the root of its machine.
 fn mark_of(disk: &str) -> String {
@@ -66,7 +72,11 @@ impl DeviceAccess for Failing {
         Err(Errno::ENOSYS.into())
     }
 
-    fn sync(&self, _: &File) -> io::Result<()> {
+    fn sync(&self, file: &File) -> io::Result<()> {
+        if self.reaches_target {
+            let root = mark_beside(file)?.ancestors().nth(3).unwrap().to_owned();
+            fs::write(root.join(DEVICE).join("ioerr_cnt"), "0x8\n")?;
+        }
         end(self.sync)
     }
 
@@ -252,29 +262,47 @@ fn a_process_that_may_not_flush_a_disk_has_lost_nothing_and_another_process_can(
     disk.has_lost_data();
 }
 
+/// A disk whose unit has target port groups, with the state of its path that the kernel knows.
+fn path_that_the_kernel_knows_as(state: &str) -> ClaimedDisk {
+    let claimed = ClaimedDisk::new();
+    let device = claimed.root.path().join(DEVICE);
+    fs::create_dir_all(&device).unwrap();
+    symlink(&device, claimed.root.path().join("sys/block/sda/device")).unwrap();
+    // The TPGS field of the INQUIRY data (SPC-5, 6.7.2).
+    fs::write(device.join("inquiry"), [0, 0, 6, 2, 31, 0x30]).unwrap();
+    fs::write(device.join("access_state"), format!("{state}\n")).unwrap();
+    fs::write(device.join("ioerr_cnt"), "0x7\n").unwrap();
+    claimed
+}
+
 #[test]
 fn a_flush_that_the_kernel_refuses_by_an_earlier_access_state_has_lost_nothing() {
     let refused = Failing {
         sync: Some(Errno::EIO),
         ..SOUND
     };
-    let claimed = ClaimedDisk::new();
-    let device = claimed.root.path().join("sys/devices/2:0:0:1");
-    fs::create_dir_all(&device).unwrap();
-    symlink(&device, claimed.root.path().join("sys/block/sda/device")).unwrap();
-    // The unit has target port groups (SPC-5, 6.7.2).
-    fs::write(device.join("inquiry"), [0, 0, 6, 2, 31, 0x30]).unwrap();
-    fs::write(device.join("access_state"), "standby\n").unwrap();
+    let claimed = path_that_the_kernel_knows_as("standby");
     let flush = claimed.flush(write_back, refused, FlushPolicy::Require);
     let Ok(Flush::PagesWritten(why)) = flush else {
         panic!("{flush:?}");
     };
     assert!(why.contains("standby"), "{why}");
     claimed.flushes(write_back);
-    fs::write(device.join("access_state"), "active/optimized\n").unwrap();
-    let flush = claimed.flush(write_back, refused, FlushPolicy::Require);
-    assert_eq!(flush.unwrap_err().kind(), ErrorKind::Io);
-    claimed.has_lost_data();
+}
+
+#[test]
+fn a_flush_that_fails_on_the_target_has_lost_data_whatever_state_the_kernel_knows() {
+    for (state, reaches_target) in [("standby", true), ("active/optimized", false)] {
+        let failed = Failing {
+            sync: Some(Errno::EIO),
+            reaches_target,
+            ..SOUND
+        };
+        let claimed = path_that_the_kernel_knows_as(state);
+        let flush = claimed.flush(write_back, failed, FlushPolicy::Require);
+        assert_eq!(flush.unwrap_err().kind(), ErrorKind::Io, "{state}");
+        claimed.has_lost_data();
+    }
 }
 
 /// The kernel frees an NBD device at its last close, and the detach that waits for that then takes
