@@ -69,8 +69,8 @@ pub(crate) struct Unit {
     pub(crate) is_dirty: bool,
     /// Writes fail.
     pub(crate) fails_writes: bool,
-    /// The kernel's error for a flush that fails.
-    pub(crate) flush_error: Errno,
+    /// The kernel's error for a flush that fails, and how many commands it counts as failed.
+    pub(crate) flush_failure: (Errno, usize),
     /// The number of the target port group of its port, and its ALUA access state.
     pub(crate) port_group: Option<(u16, u8)>,
 }
@@ -86,7 +86,7 @@ impl Unit {
             kind: 0,
             is_dirty: false,
             fails_writes: false,
-            flush_error: Errno::EIO,
+            flush_failure: (Errno::EIO, 1),
             port_group: None,
         }
     }

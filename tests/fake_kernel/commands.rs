@@ -93,18 +93,20 @@ impl Kernel {
             .get(&address)
             .is_some_and(|device| device.state == "running");
         let unit = state.units.get_mut(&address);
-        let error = unit.map_or(Some(Errno::EIO), |unit| {
+        let failure = unit.map_or(Some((Errno::EIO, 1)), |unit| {
             let was_dirty = std::mem::take(&mut unit.is_dirty);
             let fails = (was_dirty && unit.fails_writes) || !unit.serves_io();
-            fails.then_some(unit.flush_error)
+            fails.then_some(unit.flush_failure)
         });
         drop(state);
-        let error = error.or_else(|| (!runs || !answered).then_some(Errno::EIO));
-        if let Some(error) = error {
+        let failure = failure.or_else(|| (!runs || !answered).then_some((Errno::EIO, 1)));
+        let Some((error, answers)) = failure else {
+            return Ok(());
+        };
+        for _ in 0..answers {
             self.count_error(address);
-            return Err(error);
         }
-        Ok(())
+        Err(error)
     }
 
     /// `sync_file_range` of a node.

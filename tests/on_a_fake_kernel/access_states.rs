@@ -183,24 +183,27 @@ fn without_a_path_that_takes_the_flush_a_detach_is_not_ready_and_leaves_all_as_i
 
 #[test]
 fn a_unit_that_cannot_write_its_cache_has_lost_data_also_if_its_path_is_standby_afterwards() {
-    let (fake, engine) = machine(&[ACTIVE]);
-    let attached = attach(&engine, 1).unwrap();
-    set(&fake, 0, STANDBY);
-    // A target's hardware error (`drivers/scsi/scsi_error.c`, `scsi_check_sense`).
-    fake.kernel().change(|kernel| {
-        for unit in kernel.units.values_mut() {
-            unit.flush_error = Errno::EREMOTEIO;
-        }
-    });
-    let device = || DetachTarget::Device(attached.node.clone());
-    let failure = engine.detach(device(), soon()).unwrap_err();
-    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
-    set(&fake, 0, ACTIVE);
-    let failure = engine.detach(device(), soon()).unwrap_err();
-    assert!(
-        failure.to_string().contains("an earlier flush"),
-        "{failure}"
-    );
+    // A target reports a hardware error at once, and the kernel sends the command again after a
+    // medium error (`drivers/scsi/scsi_error.c`, `scsi_check_sense`).
+    for (error, answers) in [(Errno::EREMOTEIO, 1), (Errno::EIO, 6)] {
+        let (fake, engine) = machine(&[ACTIVE]);
+        let attached = attach(&engine, 1).unwrap();
+        set(&fake, 0, STANDBY);
+        fake.kernel().change(|kernel| {
+            for unit in kernel.units.values_mut() {
+                unit.flush_failure = (error, answers);
+            }
+        });
+        let device = || DetachTarget::Device(attached.node.clone());
+        let failure = engine.detach(device(), soon()).unwrap_err();
+        assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
+        set(&fake, 0, ACTIVE);
+        let failure = engine.detach(device(), soon()).unwrap_err();
+        assert!(
+            failure.to_string().contains("an earlier flush"),
+            "{failure}"
+        );
+    }
 }
 
 #[test]

@@ -79,17 +79,17 @@ impl DetachRun<'_> {
             }
         }
         let message = format!(
-            "{hctl} does not flush the unit's cache, and no other path did ({why}); its pages \
-             are written and nothing is deleted: make a path active on the target and detach \
-             again, or abandon unwritten data"
+            "{hctl} does not flush the unit's cache, and no other path flushed it ({why}); the \
+             kernel wrote all pages, and this call deleted nothing: make a path active on the \
+             target and detach again, or abandon unwritten data"
         );
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
     }
 }
 
-/// Whether the kernel sends a flush over this path. A path that did not answer MODE SENSE has a
-/// write-through cache for the kernel (`drivers/scsi/sd.c`, `sd_read_cache_type`), and a flush
-/// of it is then done without a command.
+/// Whether the kernel sends flushes over this path. The kernel takes the cache of a path that did
+/// not answer MODE SENSE for write-through (`drivers/scsi/sd.c`, `sd_read_cache_type`), and then
+/// completes a flush without a command.
 fn sends_flushes(one: &ClaimedPath) -> Result<bool> {
     let Some(disk) = &one.path.disk else {
         return Ok(false);

@@ -97,11 +97,20 @@ impl ScsiDevice {
         Ok(being_removed)
     }
 
-    /// How many commands have returned with an error, refusals included, since the device
-    /// was scanned (`drivers/scsi/scsi_lib.c`, `ioerr_cnt`); `None` if the count cannot be
-    /// read.
+    /// How many commands the target has failed or refused since the device was scanned
+    /// (`drivers/scsi/scsi_lib.c`, `ioerr_cnt`); `None` if the count cannot be read.
     pub(crate) fn failed_commands(&self) -> Option<u64> {
-        let count = sysfs::read(&self.dir.join("ioerr_cnt")).ok()?;
+        self.command_count("ioerr_cnt")
+    }
+
+    /// How many commands the kernel has sent since the device was scanned
+    /// (`drivers/scsi/scsi_lib.c`, `iorequest_cnt`); `None` if the count cannot be read.
+    pub(crate) fn sent_commands(&self) -> Option<u64> {
+        self.command_count("iorequest_cnt")
+    }
+
+    fn command_count(&self, attribute: &str) -> Option<u64> {
+        let count = sysfs::read(&self.dir.join(attribute)).ok()?;
         u64::from_str_radix(count.strip_prefix("0x")?, 16).ok()
     }
 

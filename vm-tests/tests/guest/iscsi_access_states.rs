@@ -213,7 +213,7 @@ fn a_path_that_becomes_standby_is_detached_once_another_path_has_flushed_the_cac
 
 /// The kernel takes the cache of a path for write-through if the path did not answer MODE SENSE.
 #[test]
-fn a_path_that_sends_no_flush_proves_nothing_about_the_cache_of_a_path_in_standby() {
+fn a_path_over_which_the_kernel_sends_no_flush_proves_nothing_about_the_units_cache() {
     let array = Array::with("a5508", [ACTIVE, NON_OPTIMIZED]);
     let attached = array.attach(&[0, 1]).unwrap();
     let other = attached.paths()[1].node.clone();
@@ -232,7 +232,7 @@ fn a_path_that_sends_no_flush_proves_nothing_about_the_cache_of_a_path_in_standb
 
 #[test]
 fn a_detach_of_a_standby_path_alone_is_not_ready_and_succeeds_once_it_is_active() {
-    // The kernel's handler, as on a host with multipath-tools: it refuses I/O itself.
+    // A host with multipath-tools has this handler, which refuses I/O itself.
     guest::need_module("scsi_dh_alua");
     let array = Array::with("a5504", [ACTIVE, ACTIVE]);
     let attached = array.attach(&[0]).unwrap();

@@ -25,18 +25,21 @@ struct Failing {
     write_pages: Option<Errno>,
     sync: Option<Errno>,
     /// The target fails the flush.
-    reaches_target: bool,
+    fails_on_target: bool,
 }
 
 const SOUND: Failing = Failing {
     drop_pages: None,
     write_pages: None,
     sync: None,
-    reaches_target: false,
+    fails_on_target: false,
 };
 
 /// The SCSI device of the disk, below the root of its machine.
 const DEVICE: &str = "sys/devices/2:0:0:1";
+
+/// The kernel's counts of commands that it sent and that a target failed.
+const COUNTS: [&str; 2] = ["iorequest_cnt", "ioerr_cnt"];
 
 /// The mark of a flush of the disk, below the root of its machine.
 fn mark_of(disk: &str) -> String {
@@ -73,9 +76,11 @@ impl DeviceAccess for Failing {
     }
 
     fn sync(&self, file: &File) -> io::Result<()> {
-        if self.reaches_target {
+        if self.fails_on_target {
             let root = mark_beside(file)?.ancestors().nth(3).unwrap().to_owned();
-            fs::write(root.join(DEVICE).join("ioerr_cnt"), "0x8\n")?;
+            for count in COUNTS {
+                fs::write(root.join(DEVICE).join(count), "0x8\n")?;
+            }
         }
         end(self.sync)
     }
@@ -271,7 +276,9 @@ fn path_that_the_kernel_knows_as(state: &str) -> ClaimedDisk {
     // The TPGS field of the INQUIRY data (SPC-5, 6.7.2).
     fs::write(device.join("inquiry"), [0, 0, 6, 2, 31, 0x30]).unwrap();
     fs::write(device.join("access_state"), format!("{state}\n")).unwrap();
-    fs::write(device.join("ioerr_cnt"), "0x7\n").unwrap();
+    for count in COUNTS {
+        fs::write(device.join(count), "0x7\n").unwrap();
+    }
     claimed
 }
 
@@ -288,14 +295,21 @@ fn a_flush_that_the_kernel_refuses_by_an_earlier_access_state_has_lost_nothing()
     };
     assert!(why.contains("standby"), "{why}");
     claimed.flushes(write_back);
+    // Without one of the counts the other proves it.
+    for unknown in COUNTS {
+        let claimed = path_that_the_kernel_knows_as("standby");
+        fs::remove_file(claimed.root.path().join(DEVICE).join(unknown)).unwrap();
+        let flush = claimed.flush(write_back, refused, FlushPolicy::Require);
+        assert!(matches!(flush, Ok(Flush::PagesWritten(_))), "{flush:?}");
+    }
 }
 
 #[test]
 fn a_flush_that_fails_on_the_target_has_lost_data_whatever_state_the_kernel_knows() {
-    for (state, reaches_target) in [("standby", true), ("active/optimized", false)] {
+    for (state, fails_on_target) in [("standby", true), ("active/optimized", false)] {
         let failed = Failing {
             sync: Some(Errno::EIO),
-            reaches_target,
+            fails_on_target,
             ..SOUND
         };
         let claimed = path_that_the_kernel_knows_as(state);
