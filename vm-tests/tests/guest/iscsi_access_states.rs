@@ -260,6 +260,13 @@ fn a_detach_of_a_standby_path_alone_is_not_ready_and_succeeds_once_it_is_active(
     });
     assert!(detached.safe_to_unmap, "{detached:?}");
     nothing_is_left();
+    // The handler of Linux 5.10 holds I/O to a path in transition back (`alua_prep_fn`), and then
+    // no other command reaches the path.
+    guest::wait_until("the handler to have no device", MINUTE, || {
+        let devices = fs::read_to_string("/sys/module/scsi_dh_alua/refcnt").unwrap();
+        (devices.trim() == "0").then_some(())
+    });
+    guest::run(&["modprobe", "-r", "scsi_dh_alua"]);
 }
 
 #[test]
