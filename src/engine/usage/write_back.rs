@@ -229,13 +229,15 @@ fn flush_pages_and_cache(
         dropped => dropped?,
     }
     let all_written = disk.write_pages(roots, file)?;
-    let path = PathBeforeFlush::look_at(disk);
+    let path = all_written
+        .then(|| PathBeforeFlush::look_at(disk))
+        .flatten();
     let Err(error) = disk.flush(roots, file) else {
         return Ok(Flush::Done);
     };
     match path.and_then(|path| path.refusal(roots, file, &error)) {
-        Some(why) if all_written => Ok(Flush::PagesWritten(format!("{why}: {error}"))),
-        _ => Err(error),
+        Some(why) => Ok(Flush::PagesWritten(format!("{why}: {error}"))),
+        None => Err(error),
     }
 }
 

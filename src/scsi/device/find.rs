@@ -97,7 +97,7 @@ impl ScsiDevice {
         Ok(being_removed)
     }
 
-    /// How many commands the target has failed or refused since the device was scanned
+    /// How many sent commands have returned with an error since the device was scanned
     /// (`drivers/scsi/scsi_lib.c`, `ioerr_cnt`); `None` if the count cannot be read.
     pub(crate) fn failed_commands(&self) -> Option<u64> {
         self.command_count("ioerr_cnt")
