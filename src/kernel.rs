@@ -25,6 +25,7 @@ pub(crate) mod netlink_port;
 pub(crate) mod parallel;
 pub(crate) mod peer;
 pub(crate) mod pool;
+mod proc_file;
 pub mod process;
 mod roots;
 pub(crate) mod sg;

@@ -1,4 +1,4 @@
-//! An open directory of sysfs: every read below it is of the same device.
+//! An open directory of sysfs. If it is a device's, every read below it is of the same device.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;

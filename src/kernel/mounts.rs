@@ -1,13 +1,12 @@
 //! The mounts and swap areas that `/proc` lists.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::btrfs_devices::BtrfsDevices;
 use super::file_servers::FileServers;
 use super::mount_sources::MountSourceLookup;
-use super::{Roots, namespace, process};
+use super::{Roots, namespace, proc_file, process};
 use crate::deadline::Deadline;
 use crate::error::{ErrorKind, Result};
 use crate::id::DevNo;
@@ -50,7 +49,7 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
     let mut sources = MountSourceLookup::new(roots, servers, deadline);
     found.extend(parse_mountinfo(&text, None, &mut sources));
 
-    for pid in process::pids(roots)? {
+    for pid in process::program_pids(roots)? {
         let process = roots.proc.join(pid.to_string());
         // Skip a process that has ended or that we may not read.
         let Ok(inode) = namespace(&process) else {
@@ -113,8 +112,8 @@ fn points(text: &str) -> impl Iterator<Item = (&str, PathBuf)> {
 
 /// Reads a whole `/proc` file, which can be longer than any attribute.
 fn read_whole(path: &Path) -> Result<String> {
-    let bytes =
-        fs::read(path).map_err(|error| crate::error::Error::io("cannot read", path, &error))?;
+    let bytes = proc_file::read(path)
+        .map_err(|error| crate::error::Error::io("cannot read", path, &error))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -192,6 +191,7 @@ pub fn read_swaps(roots: &Roots, deadline: Deadline) -> Result<Listed<DevNo>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::Arc;
 
     use super::*;

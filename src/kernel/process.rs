@@ -40,6 +40,20 @@ pub(crate) fn pids(roots: &Roots) -> Result<Vec<u32>> {
     Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
+/// The processes that `/proc` shows, without the threads of the kernel. Of these, only their parent
+/// kthreadd is included: it has the table of descriptors of all of them, and the mount namespace of
+/// those that can mount a disk.
+pub(crate) fn program_pids(roots: &Roots) -> Result<Vec<u32>> {
+    program_pids_by(roots, &DescriptorTables::read(roots))
+}
+
+fn program_pids_by(roots: &Roots, tables: &DescriptorTables) -> Result<Vec<u32>> {
+    let kernel_threads = KernelThreads::read(roots, tables);
+    let mut pids = pids(roots)?;
+    pids.retain(|pid| !kernel_threads.has(*pid, &roots.proc.join(pid.to_string())));
+    Ok(pids)
+}
+
 /// Whether a process runs whose command has this name, of those that `/proc`
 /// shows.
 pub(crate) fn is_running(roots: &Roots, command: &str) -> Result<bool> {
@@ -149,13 +163,9 @@ impl DescriptorScan {
     fn read(roots: &Roots, devices: &[NumberedDevice]) -> Result<Self> {
         let mut openers = Openers::default();
         let mut processes = Vec::new();
-        let kernel_threads = KernelThreads::read(roots);
         let tables = DescriptorTables::read(roots);
-        for pid in pids(roots)? {
+        for pid in program_pids_by(roots, &tables)? {
             let path = roots.proc.join(pid.to_string());
-            if kernel_threads.has(pid, &path) {
-                continue;
-            }
             let mut is_complete = true;
             let descriptors = tables.descriptors(pid, &path, &mut is_complete);
             let process = Process {

@@ -25,11 +25,16 @@ pub(super) fn is_initial_of(roots: &Roots, process: &str) -> bool {
     }
 }
 
-/// Whether the initial user namespace owns the network namespace of this process, which is in
-/// the initial user namespace itself. A kernel that cannot tell counts as yes.
-pub(crate) fn owns_network_namespace_of_this_process(roots: &Roots) -> bool {
-    let owner = File::open(roots.proc.join("self/ns/net"))
-        .and_then(|network| Ok(File::from(lunbd_sys::namespace::owner(network)?)))
-        .and_then(|owner| owner.metadata());
+/// Whether the initial user namespace owns the network namespace of this thread, whose process is
+/// in the initial user namespace itself. A kernel without network namespaces, or without user
+/// namespaces, has only the initial ones.
+pub(crate) fn owns_network_namespace_of_this_thread(roots: &Roots) -> bool {
+    let thread = roots.proc.join("thread-self");
+    let network = match File::open(thread.join("ns/net")) {
+        Ok(network) => network,
+        Err(error) => return has_gone(&error) && thread.exists(),
+    };
+    let owner = lunbd_sys::namespace::owner(network).map(File::from);
+    let owner = owner.map_err(Into::into).and_then(|owner| owner.metadata());
     owner.map_or(true, |owner| owner.ino() == INITIAL)
 }

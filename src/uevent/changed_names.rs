@@ -18,7 +18,7 @@ pub(crate) enum Changed {
     /// Only these devices had an event. This includes every event that the kernel
     /// had sent before the question.
     These(BTreeSet<String>),
-    /// Events are lost, or none come, so any device may have changed.
+    /// Events are lost, so any device may have changed.
     Unknown,
 }
 

@@ -42,12 +42,12 @@ impl Changes {
 
     /// The changes since the last call, or since the subscription. It first reads what
     /// the kernel's socket holds, so it includes every event that was sent before the
-    /// call. Until the first event has come, it is unknown whether any come: a network
-    /// namespace of another user namespace gets none.
+    /// call.
     pub(crate) fn take(&mut self) -> Changed {
-        let has_all = self.source.as_ref().is_none_or(|(dispatch, reader)| {
-            reader.lock().catch_up(dispatch) && dispatch.counts().has_events()
-        });
+        let has_all = self
+            .source
+            .as_ref()
+            .is_none_or(|(dispatch, reader)| reader.lock().catch_up(dispatch));
         let taken = self.names.take();
         if has_all { taken } else { Changed::Unknown }
     }

@@ -72,10 +72,6 @@ impl Counts {
         increment(&self.events);
     }
 
-    pub(super) fn has_events(&self) -> bool {
-        self.events.load(Ordering::Relaxed) > 0
-    }
-
     pub(super) fn foreign_message(&self) {
         increment(&self.foreign_messages);
     }

@@ -35,7 +35,7 @@ impl Mode {
         // The kernel sends uevents to network namespaces that the initial user namespace owns
         // (`lib/kobject_uevent.c`).
         let gets_uevents = user_namespace::is_initial(roots)
-            && user_namespace::owns_network_namespace_of_this_process(roots);
+            && user_namespace::owns_network_namespace_of_this_thread(roots);
         if !is_sysfs || !gets_uevents {
             return Self::SysfsPoll;
         }

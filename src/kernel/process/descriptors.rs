@@ -84,8 +84,19 @@ impl DescriptorTables {
 
     /// Whether one look serves both threads: they have one table, or one has ended.
     fn share_table(&self, thread: u32, other: u32) -> bool {
-        let shared = || lunbd_sys::process::share_files(thread, other);
-        self.has_own_numbers && matches!(shared(), Ok(true) | Err(Errno::ESRCH))
+        matches!(self.compare(thread, other), Ok(true) | Err(Errno::ESRCH))
+    }
+
+    /// Whether both threads have one table.
+    ///
+    /// # Errors
+    /// Those of [`lunbd_sys::process::share_files`]; `ENOSYS` if the numbers in `/proc` are not
+    /// those of a system call.
+    pub(super) fn compare(&self, thread: u32, other: u32) -> nix::Result<bool> {
+        if !self.has_own_numbers {
+            return Err(Errno::ENOSYS);
+        }
+        lunbd_sys::process::share_files(thread, other)
     }
 }
 

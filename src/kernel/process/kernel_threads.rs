@@ -2,19 +2,20 @@
 //! `/proc` shows.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
+use nix::errno::Errno;
 use parking_lot::Mutex;
 
-use crate::kernel::{Roots, sysfs};
+use super::descriptors::DescriptorTables;
+use crate::kernel::{Roots, proc_file, sysfs};
 
 /// The threads of the kernel are children of kthreadd, and so are the programs that the
-/// kernel starts. The flags of each child tell them apart, and are read once in the life of a
-/// thread.
-pub(super) struct KernelThreads {
+/// kernel starts. A child is compared with kthreadd until it is known as a thread.
+pub(super) struct KernelThreads<'a> {
     /// Empty if `/proc` does not show the children: then all processes are looked at.
     children: BTreeSet<u32>,
+    tables: &'a DescriptorTables,
 }
 
 const KTHREADD: u32 = 2;
@@ -26,18 +27,18 @@ const KERNEL_THREAD: u32 = 0x0020_0000;
 /// Children of kthreadd that are threads of the kernel.
 static KNOWN_THREADS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-impl KernelThreads {
-    pub(super) fn read(roots: &Roots) -> Self {
+impl<'a> KernelThreads<'a> {
+    pub(super) fn read(roots: &Roots, tables: &'a DescriptorTables) -> Self {
         let kthreadd = roots.proc.join(KTHREADD.to_string());
         let children = kthreadd.join(format!("task/{KTHREADD}/children"));
         let is_it = || sysfs::read(&kthreadd.join("comm")).is_ok_and(|name| name == "kthreadd");
-        let text = fs::read_to_string(children).ok().filter(|_| is_it());
-        let text = text.unwrap_or_default();
+        let text = proc_file::read(&children).ok().filter(|_| is_it());
+        let text = String::from_utf8(text.unwrap_or_default()).unwrap_or_default();
         let children = text.split_ascii_whitespace();
         let children: BTreeSet<u32> = children.filter_map(|pid| pid.parse().ok()).collect();
         let mut known = KNOWN_THREADS.lock();
         known.retain(|pid| children.contains(pid));
-        Self { children }
+        Self { children, tables }
     }
 
     pub(super) fn has(&self, pid: u32, process: &Path) -> bool {
@@ -48,7 +49,15 @@ impl KernelThreads {
         if known.contains(&pid) {
             return true;
         }
-        let is_thread = flags(process).is_some_and(|flags| flags & KERNEL_THREAD != 0);
+        // All threads of the kernel have the table of kthreadd (`kernel/kthread.c`,
+        // `create_kthread`), and no program has it (`kernel/umh.c`,
+        // `call_usermodehelper_exec_work`).
+        let is_thread = match self.tables.compare(KTHREADD, pid) {
+            Ok(is_thread) => is_thread,
+            // It has ended, and another process may have its number next.
+            Err(Errno::ESRCH) => return true,
+            Err(_) => flags(process).is_some_and(|flags| flags & KERNEL_THREAD != 0),
+        };
         if is_thread {
             known.insert(pid);
         }
@@ -66,7 +75,10 @@ fn flags(process: &Path) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+    use crate::kernel::process::program_pids;
 
     #[test]
     fn a_child_of_kthreadd_that_is_ending_is_no_thread_of_the_kernel() {
@@ -84,8 +96,12 @@ mod tests {
             let stat = format!("{pid} (a ) b) Z 2 0 0 0 -1 {flags} 0 0 0 0\n");
             fs::write(process(&pid.to_string()).join("stat"), stat).unwrap();
         }
-        let threads = KernelThreads::read(&roots);
+        let tables = DescriptorTables::read(&roots);
+        let threads = KernelThreads::read(&roots, &tables);
         let is_thread = |pid: u32| threads.has(pid, &process(&pid.to_string()));
         assert!(is_thread(thread) && !is_thread(program));
+        let mut programs = program_pids(&roots).unwrap();
+        programs.sort_unstable();
+        assert_eq!(programs, [KTHREADD, program]);
     }
 }

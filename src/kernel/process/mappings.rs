@@ -6,18 +6,15 @@
 //! from Linux 5.9). A private mapping writes nothing to its file.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io;
 use std::path::Path;
 
 use nix::errno::Errno;
 
 use super::descriptors::unless_denied;
-use crate::kernel::Roots;
 use crate::kernel::devices::NumberedDevice;
-
-/// The most that is read of `maps`, in bytes: more than the mappings of any process take.
-const LONGEST: u64 = 64 << 20;
+use crate::kernel::{Roots, proc_file};
 
 /// How the kernel names the memory that a process shares with an `io_uring`.
 const RING: &str = "anon_inode:[io_uring]";
@@ -44,9 +41,7 @@ impl Mappings {
     /// The mappings of the process of this directory in `/proc`. **May block** while
     /// another thread changes the process's memory and waits for a file server.
     pub(super) fn read(&mut self, roots: &Roots, process: &Path, is_complete: &mut bool) -> Mapped {
-        self.text.clear();
-        let read = File::open(process.join("maps"))
-            .and_then(|maps| maps.take(LONGEST).read_to_end(&mut self.text));
+        let read = proc_file::read_into(&process.join("maps"), &mut self.text);
         let mut mapped = Mapped::default();
         if unless_denied(read, is_complete).is_none() {
             return mapped;

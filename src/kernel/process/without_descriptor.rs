@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -79,23 +79,16 @@ pub(super) fn read(
     found.extend(hanging.iter().map(incomplete));
     let mut left = VecDeque::from(left);
     while !left.is_empty() && !deadline.has_passed() {
-        let Ok((pending, results)) = start(roots, wanted, &left) else {
+        let Ok(scan) = RunningScan::start(roots, wanted, &left) else {
             break;
         };
-        let answered = loop {
-            match next(&results, process_limit(deadline)) {
-                Ok(one) => {
-                    left.pop_front();
-                    found.push(one);
-                }
-                Err(RecvTimeoutError::Timeout) => break false,
-                Err(RecvTimeoutError::Disconnected) => break true,
-            }
-        };
-        if answered {
+        let (answered, unended) = scan.wait(deadline);
+        left.drain(..answered.len());
+        found.extend(answered);
+        let Some(pending) = unended else {
             // A thread that died has left some processes.
             break;
-        }
+        };
         if let Some(process) = left.pop_front() {
             tracing::warn!(pid = process.pid, "the kernel does not show its mappings");
             found.push(incomplete(&process));
@@ -106,44 +99,73 @@ pub(super) fn read(
     found
 }
 
-/// The deadline for the next process.
-fn process_limit(deadline: Deadline) -> Deadline {
-    let part = (deadline.remaining() / PART_OF_TIME).clamp(MIN_PROCESS_TIME, MAX_PROCESS_TIME);
-    deadline.at_most(part)
+/// A look at each process in its turn, on a thread that may never return.
+struct RunningScan {
+    pending: Pending<()>,
+    progress: Arc<Mutex<Progress>>,
 }
 
-type RunningScan = (Pending<()>, Receiver<Found>);
+struct Progress {
+    /// What was found for the processes that the kernel has answered for.
+    answered: Vec<Found>,
+    /// When the look at the next process began.
+    next_since: Instant,
+    is_given_up: bool,
+}
 
-/// Looks at each process in its turn, on a thread that may never return.
-fn start(
-    roots: &Roots,
-    wanted: &[NumberedDevice],
-    processes: &VecDeque<Process>,
-) -> crate::error::Result<RunningScan> {
-    let (roots, wanted, processes) = (roots.clone(), wanted.to_vec(), processes.clone());
-    let (done, results) = mpsc::channel();
-    let pending = worker::start_with_own_fd_table(Stage::Claim, move || {
-        let mut mappings = Mappings::default();
-        for process in &processes {
-            if done
-                .send(read_process(&roots, &wanted, process, &mut mappings))
-                .is_err()
-            {
-                break;
+impl RunningScan {
+    fn start(
+        roots: &Roots,
+        wanted: &[NumberedDevice],
+        processes: &VecDeque<Process>,
+    ) -> crate::error::Result<Self> {
+        let (roots, wanted, processes) = (roots.clone(), wanted.to_vec(), processes.clone());
+        let progress = Arc::new(Mutex::new(Progress {
+            answered: Vec::new(),
+            next_since: Instant::now(),
+            is_given_up: false,
+        }));
+        let told = Arc::clone(&progress);
+        let pending = worker::start_with_own_fd_table(Stage::Claim, move || {
+            let mut mappings = Mappings::default();
+            for process in &processes {
+                let found = read_process(&roots, &wanted, process, &mut mappings);
+                let mut progress = told.lock();
+                if progress.is_given_up {
+                    break;
+                }
+                progress.answered.push(found);
+                progress.next_since = Instant::now();
+            }
+            Ok(())
+        })?;
+        Ok(Self { pending, progress })
+    }
+
+    /// Waits until the scan has ended, one process has taken too long, or the deadline has passed.
+    /// Returns what was found until then, and the call if it has not ended.
+    fn wait(self, deadline: Deadline) -> (Vec<Found>, Option<Pending<()>>) {
+        let Self { pending, progress } = self;
+        loop {
+            let limit = process_limit(deadline);
+            let spent = progress.lock().next_since.elapsed();
+            let has_ended = pending
+                .wait(deadline.at_most(limit.saturating_sub(spent)))
+                .is_some();
+            let mut progress = progress.lock();
+            let hangs = progress.next_since.elapsed() >= limit || deadline.has_passed();
+            if has_ended || hangs {
+                progress.is_given_up = true;
+                let answered = std::mem::take(&mut progress.answered);
+                return (answered, (!has_ended).then_some(pending));
             }
         }
-        Ok(())
-    })?;
-    Ok((pending, results))
+    }
 }
 
-fn next(results: &Receiver<Found>, until: Deadline) -> Result<Found, RecvTimeoutError> {
-    loop {
-        match results.recv_timeout(until.max_sleep()) {
-            Err(RecvTimeoutError::Timeout) if !until.has_passed() => {}
-            found => return found,
-        }
-    }
+/// How long the kernel may take to answer for one process.
+fn process_limit(deadline: Deadline) -> Duration {
+    (deadline.remaining() / PART_OF_TIME).clamp(MIN_PROCESS_TIME, MAX_PROCESS_TIME)
 }
 
 fn read_process(

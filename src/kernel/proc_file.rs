@@ -1,0 +1,34 @@
+//! Reads files of `/proc`. The kernel returns such a file in parts of about a page
+//! (`fs/seq_file.c`), and does not tell its length.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+/// In so much room, in bytes, each read takes all that the kernel returns at once.
+const ROOM: usize = 16 << 10;
+
+/// The most that is read, in bytes: a million mappings take about twice as much as 64 MiB.
+const LONGEST: u64 = 256 << 20;
+
+/// # Errors
+/// Those of [`read_into`].
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    read_into(path, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads a file in place of what is in `bytes`.
+///
+/// # Errors
+/// Those of the kernel; `FileTooLarge` for a file that is longer than any that the kernel makes.
+pub(super) fn read_into(path: &Path, bytes: &mut Vec<u8>) -> io::Result<()> {
+    bytes.clear();
+    bytes.reserve(ROOM);
+    let length = File::open(path)?.take(LONGEST).read_to_end(bytes)?;
+    if u64::try_from(length).is_ok_and(|length| length >= LONGEST) {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(())
+}
