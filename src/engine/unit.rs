@@ -1,5 +1,7 @@
 //! A logical unit on this machine: its identity, and the paths that lead to it.
 
+pub(super) mod candidates;
+pub(super) mod paths;
 pub(super) mod place;
 
 use std::time::Duration;
@@ -7,7 +9,6 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::lock::device_lock::DeviceLock;
-use crate::engine::unit::place::is_path_of;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
@@ -125,114 +126,15 @@ pub(super) fn devices_named(engine: &Engine, name: &Wwid) -> Result<Vec<ScsiDevi
         });
         failure.map_or(Ok(devices), Err)
     };
-    let known = engine
-        .units
-        .lock()
-        .candidates_with_name(engine.roots(), name)?;
-    let found = named(known)?;
+    let mut units = engine.units.lock();
+    let indexed = units.candidates_with_name(engine.roots(), name)?;
+    drop(units);
+    let found = named(indexed.unwrap_or_default())?;
     if found.is_empty() {
-        // Only the devices themselves prove that there is none: see `paths_of`.
+        // Only the devices themselves prove that there is none.
         return named(ScsiDevice::all(engine.roots())?);
     }
     Ok(found)
-}
-
-/// Asks a disk for its identity if the kernel has read no name of it: the INQUIRY for
-/// page 83h at the scan may have failed, and the unit answers now. `None` if the device
-/// went away.
-fn ask_for_names(
-    engine: &Engine,
-    device: &ScsiDevice,
-    deadline: Deadline,
-) -> Result<Option<KnownPath>> {
-    /// The read of an identity takes at most a quarter of it.
-    const LIMIT: Duration = Duration::from_secs(8);
-    match read_path(engine, device, deadline.at_most(LIMIT)) {
-        Ok(path) => Ok(Some(path)),
-        Err(_) if !device.is_there() => Ok(None),
-        Err(error) => Err(error.at(Stage::Resolve)),
-    }
-}
-
-/// The devices of this unit, first those that the caller named. A path whose identity had
-/// to be read goes to `known_paths`.
-fn devices_of(
-    engine: &Engine,
-    unit: &Identity,
-    named_devices: &[ScsiDevice],
-    known_paths: &mut Vec<KnownPath>,
-    deadline: Deadline,
-) -> Result<Vec<ScsiDevice>> {
-    let mut found: Vec<ScsiDevice> = named_devices
-        .iter()
-        .filter(|device| device.is_there())
-        .cloned()
-        .collect();
-    if !unit.names.is_empty() {
-        let is_wanted = |name: &Wwid| unit.is(name);
-        let mut there = engine.units.lock().candidates(engine.roots(), is_wanted)?;
-        if found.is_empty() && there.is_empty() {
-            // Only the devices themselves prove that none is left. The index misses a
-            // write to `state`, which makes the kernel read the pages again, and a driver
-            // or a process elsewhere that causes such a read.
-            there = ScsiDevice::candidates(engine.roots(), is_wanted)?;
-        }
-        for device in there {
-            if found.contains(&device) {
-                continue;
-            }
-            let identity = match device.cached_identity() {
-                Err(error) if device.is_vanishing(&error) => continue,
-                identity => identity?,
-            };
-            if identity.names.is_empty() {
-                let path = ask_for_names(engine, &device, deadline)?;
-                let own = path.filter(|path| {
-                    let identity = path.identity_now.of();
-                    is_path_of(engine, &device, identity, unit, named_devices)
-                });
-                if let Some(path) = own {
-                    found.push(device);
-                    known_paths.push(path);
-                }
-            } else if is_path_of(engine, &device, &identity, unit, named_devices) {
-                found.push(device);
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// The paths to all devices of this unit, first those that the caller named
-/// (`named_devices`). An entry of `known_paths` is reused, unless the device has a new disk
-/// since.
-pub(super) fn paths_of(
-    engine: &Engine,
-    unit: &Identity,
-    named_devices: &[ScsiDevice],
-    mut known_paths: Vec<KnownPath>,
-    deadline: Deadline,
-) -> Result<Vec<KnownPath>> {
-    let found = devices_of(engine, unit, named_devices, &mut known_paths, deadline)?;
-    known_paths.retain(|path| {
-        let now = path.device.disk();
-        now.is_ok_and(|now| now.is_none() || now == path.disk)
-    });
-    let mut paths = Vec::new();
-    for device in found {
-        let known = known_paths.iter().position(|path| path.device == device);
-        if let Some(known) = known.map(|at| known_paths.swap_remove(at)) {
-            paths.push(known);
-            continue;
-        }
-        match read_path(engine, &device, deadline) {
-            Ok(path) => paths.push(path),
-            // The device went away during the read.
-            Err(_) if !device.is_there() => {}
-            Err(error) => return Err(error.at(Stage::Resolve)),
-        }
-    }
-    Ok(paths)
 }
 
 /// The unit that the kernel scanned at a device; empty where the device is being removed or is
@@ -260,8 +162,10 @@ mod tests {
     use super::*;
     use crate::engine::detach::resolve::ResolvedUnit;
     use crate::engine::detach::scsi::unit_of;
-    use crate::engine::unit::place::lookalikes;
+    use crate::engine::unit::paths::paths_of;
+    use crate::engine::unit::place::doubts_of;
     use crate::kernel::Roots;
+    use crate::scsi::Units;
 
     /// A machine with two devices that have the same page 83h.
     fn two_devices(kind: u8, designator: &[u8]) -> (tempfile::TempDir, Engine) {
@@ -373,11 +277,35 @@ mod tests {
         let known = look(&Identity::default());
         let unit = unit_of(&engine, &ResolvedUnit::default(), &known, None).unwrap();
         assert_eq!(look(&unit).len(), 1);
-        let doubts = lookalikes(&engine, &unit, named_devices).unwrap();
+        let candidates = candidates::read_each(&engine, &unit).unwrap();
+        let doubts = doubts_of(&engine, &unit, named_devices, &candidates).unwrap();
         assert!(
             doubts.len() == 1 && doubts[0].contains("3:0:0:1"),
             "{doubts:?}"
         );
+    }
+
+    #[test]
+    fn a_path_that_the_index_has_missed_is_found_before_none_is_said_to_be_left() {
+        let naa = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
+        let (_root, mut engine) = two_devices(3, &naa);
+        let devices = engine.roots().sysfs.join("devices");
+        // No event and no write tells that the kernel has read this page again.
+        let page = devices.join("3:0:0:1/vpd_pg83");
+        let silent = fs::read(&page).unwrap();
+        let mut of_another_unit = silent.clone();
+        *of_another_unit.last_mut().unwrap() += 1;
+        fs::write(&page, of_another_unit).unwrap();
+        // A device without a name may be any unit.
+        fs::remove_file(devices.join("2:0:0:1/vpd_pg83")).unwrap();
+        for hctl in ["2:0:0:1", "3:0:0:1"] {
+            fs::write(devices.join(hctl).join("rescan"), "").unwrap();
+        }
+        let (units, _events) = Units::for_test();
+        *engine.units.get_mut() = units;
+        assert_eq!(found(&engine, "naa.5000c500a1b2c3d4"), 0);
+        fs::write(&page, silent).unwrap();
+        assert_eq!(found(&engine, "naa.5000c500a1b2c3d4"), 1);
     }
 
     #[test]

@@ -4,34 +4,42 @@
 //! The kernel sends an event for an added device before the scan returns, and for a removed
 //! device before it leaves the bus (`drivers/scsi/scsi_sysfs.c`, `scsi_sysfs_add_sdev`,
 //! `__scsi_remove_device`). Its copies of a device's pages change without an event if a
-//! process writes to `rescan`, so the index watches those files. The engine reads the
-//! device again before it acts on what the index finds.
+//! process writes to `rescan`, or sets the device running in `state`. So the index watches
+//! those files. The engine reads the device again before it acts on what the index finds.
 //!
-//! The index may miss a device. The kernel also reads the pages again when a device is set
-//! running, when a driver asks for it, and for a process that writes through the sysfs of
-//! another network namespace. So the engine trusts only the devices themselves, not the
-//! index, that no path of a unit is left.
+//! The index may miss a device: the kernel also reads the pages again when a driver asks for
+//! it, and for a process that writes through the sysfs of another network namespace. While a
+//! write to `rescan` has not returned, the index has the old names. So the engine reads the
+//! devices themselves before it claims that no path of a unit is left.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+#[cfg(test)]
+use std::sync::Arc;
 
 use super::cached::Cached;
 use super::device::ScsiDevice;
 use super::identity::Identity;
-use super::state::State;
 use crate::error::{ErrorKind, Result};
 use crate::id::{Hctl, Wwid};
 use crate::kernel::device_dir::DeviceDir;
 use crate::kernel::written::{WatchedFile, WriteWatcher};
 use crate::kernel::{Roots, sysfs};
+#[cfg(test)]
+use crate::uevent::ChangedNames;
 use crate::uevent::{Changed, Changes, Hub};
 
-/// Building the index costs more than reading all devices. A process that attaches or
-/// detaches one unit and ends makes no more queries than this.
+/// Building the index costs more than reading all devices, and takes an inotify instance, of
+/// which a user has 128. A process that attaches or detaches one unit and ends makes no more
+/// queries than this.
 const QUERIES_WITHOUT_INDEX: u32 = 4;
 
-/// The SCSI devices of the machine by the names of their units. Without events each query
-/// reads each device.
+/// A write to one of these files of a device has the kernel read the pages again
+/// (`drivers/scsi/scsi_sysfs.c`, `store_rescan_field`, `store_state_field`).
+const FILES_THAT_REREAD: [&str; 2] = ["rescan", "state"];
+
+/// The SCSI devices of the machine by the names of their units. Without events, and for the
+/// first queries, there is no index, and its user reads each device.
 #[derive(Debug)]
 pub(crate) struct Units {
     changes: Option<Changes>,
@@ -49,10 +57,9 @@ struct UnitIndex {
 
 #[derive(Debug)]
 struct IndexedDevice {
-    dir: PathBuf,
-    watched: Option<WatchedFile>,
-    /// The names in the kernel's copies. `None` if they are unreliable until the next
-    /// event, because the device could not be read, or is being added or removed.
+    watched: Vec<WatchedFile>,
+    /// The names in the kernel's copies. `None` if the device could not be read, and then the
+    /// next query reads it again.
     names: Option<Vec<Wwid>>,
 }
 
@@ -60,6 +67,15 @@ impl Units {
     /// Listens from now on, but reads nothing yet.
     pub(crate) fn new(hub: &Hub) -> Self {
         Self::of(hub.changes(device_in))
+    }
+
+    /// Units with an index from the first query on, and the end that receives its events.
+    #[cfg(test)]
+    pub(crate) fn for_test() -> (Self, Arc<ChangedNames>) {
+        let (changes, noted) = Changes::for_test(device_in);
+        let mut units = Self::of(Some(changes));
+        units.queries = QUERIES_WITHOUT_INDEX;
+        (units, noted)
     }
 
     fn of(changes: Option<Changes>) -> Self {
@@ -72,62 +88,51 @@ impl Units {
 
     /// The devices whose units may have a wanted name, by the strongest name in the
     /// kernel's copies, in the order of their addresses. A device of which the kernel has
-    /// read no name is one of them.
+    /// read no name is one of them. `None` without an index.
     pub(crate) fn candidates(
         &mut self,
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
-    ) -> Result<Vec<ScsiDevice>> {
-        let Some(index) = self.read(roots) else {
-            return ScsiDevice::candidates(roots, is_wanted);
-        };
-        index.devices_with(|names| names.first().is_none_or(&is_wanted))
+    ) -> Result<Option<Vec<ScsiDevice>>> {
+        let is_candidate = |names: &[Wwid]| names.first().is_none_or(&is_wanted);
+        self.devices_with(roots, is_candidate)
     }
 
-    /// The same for the other devices on the device's own target.
+    /// The other devices on the device's own target whose strongest name this is, and those
+    /// that could not be read. `None` without an index.
     pub(crate) fn sibling_candidates(
         &mut self,
         roots: &Roots,
         device: &ScsiDevice,
         wanted: &Wwid,
-    ) -> Result<Vec<ScsiDevice>> {
-        let Some(index) = self.read(roots) else {
-            return device.sibling_candidates(wanted);
-        };
-        let mut found = index.devices_with(|names| names.first() == Some(wanted))?;
+    ) -> Result<Option<Vec<ScsiDevice>>> {
+        let found = self.devices_with(roots, |names| names.first() == Some(wanted))?;
         let target = device.dir().parent();
-        found.retain(|other| other.hctl() != device.hctl() && other.dir().parent() == target);
-        Ok(found)
+        let is_sibling =
+            |other: &ScsiDevice| other.hctl() != device.hctl() && other.dir().parent() == target;
+        Ok(found.map(|found| found.into_iter().filter(is_sibling).collect()))
     }
 
     /// A superset of the devices whose unit has this name in the kernel's copies, whether
-    /// it is the strongest or not.
+    /// it is the strongest or not. `None` without an index.
     pub(crate) fn candidates_with_name(
         &mut self,
         roots: &Roots,
         name: &Wwid,
-    ) -> Result<Vec<ScsiDevice>> {
-        let Some(index) = self.read(roots) else {
-            return ScsiDevice::all(roots);
-        };
-        index.devices_with(|names| names.contains(name))
+    ) -> Result<Option<Vec<ScsiDevice>>> {
+        self.devices_with(roots, |names| names.contains(name))
     }
 
-    /// The devices that the kernel is removing, and some that it may be removing: see
-    /// [`ScsiDevice::being_removed`].
-    pub(crate) fn being_removed(&mut self, roots: &Roots) -> Result<Vec<ScsiDevice>> {
-        let Some(index) = self.read(roots) else {
-            return ScsiDevice::being_removed(roots);
-        };
-        let unsettled = index
-            .devices
-            .iter()
-            .filter(|(_, seen)| seen.names.is_none());
-        let devices = unsettled.filter_map(|(hctl, seen)| ScsiDevice::at(*hctl, seen.dir.clone()));
-        Ok(devices.collect())
+    fn devices_with(
+        &mut self,
+        roots: &Roots,
+        matches: impl Fn(&[Wwid]) -> bool,
+    ) -> Result<Option<Vec<ScsiDevice>>> {
+        let index = self.read(roots);
+        index.map(|index| index.devices_with(matches)).transpose()
     }
 
-    /// The current index; `None` if the query must read each device.
+    /// The current index; `None` without one.
     fn read(&mut self, roots: &Roots) -> Option<&UnitIndex> {
         let since = self.changes.as_mut()?.take();
         if self.queries < QUERIES_WITHOUT_INDEX {
@@ -160,15 +165,9 @@ impl UnitIndex {
             devices: BTreeMap::new(),
             watched: HashMap::new(),
         };
-        for name in sysfs::names(&known.bus)? {
-            // The bus lists hosts and targets too.
-            if let Ok(hctl) = name.parse() {
-                known.read_device(hctl)?;
-            }
-        }
-        for device in ScsiDevice::being_removed(roots)? {
-            known.insert(device.hctl(), device.dir().to_owned(), None, None);
-        }
+        // The bus lists hosts and targets too.
+        let names = sysfs::names(&known.bus)?;
+        known.read_devices(names.iter().filter_map(|name| name.parse().ok()))?;
         Ok(known)
     }
 
@@ -184,62 +183,48 @@ impl UnitIndex {
         stale.extend(unsettled.map(|(hctl, _)| *hctl));
         stale.sort_unstable();
         stale.dedup();
-        for hctl in stale {
-            self.read_device(hctl)?;
-        }
+        self.read_devices(stale.into_iter())?;
         Ok(Some(self))
     }
 
-    fn read_device(&mut self, hctl: Hctl) -> Result<()> {
-        let name = hctl.to_string();
-        if let Some(dir) = sysfs::follow(&self.bus.join(&name))? {
-            // The watch begins before the read, so that it covers every later write.
-            let watched = match self.written.watch(&dir.join("rescan")) {
-                Err(error) if error.kind() == ErrorKind::Vanished => None,
-                watched => Some(watched?),
-            };
-            let names = watched.and_then(|_| names_of(&dir));
-            self.insert(hctl, dir, watched, names);
+    fn read_devices(&mut self, devices: impl Iterator<Item = Hctl>) -> Result<()> {
+        let bus = self.bus.clone();
+        let Some(dir) = DeviceDir::open(&bus)? else {
             return Ok(());
-        }
-        // A device that has left the bus stays below its target until its cache is written.
-        let (target, _) = name.rsplit_once(':').unwrap_or_default();
-        let target = sysfs::follow(&self.bus.join(format!("target{target}")))?;
-        let dir = target.map(|target| target.join(name));
-        match dir.filter(|dir| dir.exists()) {
-            Some(dir) => self.insert(hctl, dir, None, None),
-            None => self.remove(hctl),
+        };
+        for hctl in devices {
+            let name = hctl.to_string();
+            // The watches begin before the read, so that they cover every later write.
+            let mut watched = Vec::new();
+            for file in FILES_THAT_REREAD {
+                match self.written.watch(&bus.join(&name).join(file)) {
+                    Err(error) if error.kind() == ErrorKind::Vanished => {}
+                    file => watched.push(file?),
+                }
+            }
+            let is_watched = watched.len() == FILES_THAT_REREAD.len();
+            let names = is_watched.then(|| names_of(&dir, &format!("{name}/")));
+            let names = names.flatten();
+            let is_there = names.is_some() || bus.join(&name).exists();
+            let seen = is_there.then_some(IndexedDevice { watched, names });
+            self.replace(hctl, seen);
         }
         Ok(())
     }
 
-    fn insert(
-        &mut self,
-        hctl: Hctl,
-        dir: PathBuf,
-        watched: Option<WatchedFile>,
-        names: Option<Vec<Wwid>>,
-    ) {
-        let seen = IndexedDevice {
-            dir,
-            watched,
-            names,
-        };
-        let before = self.devices.insert(hctl, seen);
-        self.unwatch(before.filter(|before| before.watched != watched));
-        self.watched.extend(watched.map(|file| (file, hctl)));
-    }
-
-    fn remove(&mut self, hctl: Hctl) {
+    /// Replaces what is known of a device. Without `seen` the device is not on the bus.
+    fn replace(&mut self, hctl: Hctl, seen: Option<IndexedDevice>) {
         let before = self.devices.remove(&hctl);
-        self.unwatch(before);
-    }
-
-    fn unwatch(&mut self, before: Option<IndexedDevice>) {
-        if let Some(file) = before.and_then(|before| before.watched) {
+        let watched = seen.as_ref().map(|seen| seen.watched.clone());
+        let watched = watched.unwrap_or_default();
+        self.devices.extend(seen.map(|seen| (hctl, seen)));
+        let before = before.map(|before| before.watched).unwrap_or_default();
+        for file in before.into_iter().filter(|file| !watched.contains(file)) {
             self.watched.remove(&file);
             self.written.unwatch(file);
         }
+        self.watched
+            .extend(watched.into_iter().map(|file| (file, hctl)));
     }
 
     /// The devices on the bus whose names satisfy `matches`, and those whose names are
@@ -256,23 +241,18 @@ impl UnitIndex {
     }
 }
 
-/// The names in the kernel's copies; `None` if they cannot be read, or if the device is
-/// being removed, because its files go before its directory.
-fn names_of(dir: &Path) -> Option<Vec<Wwid>> {
-    let open = DeviceDir::open(dir).ok().flatten()?;
-    let pages = Cached {
-        dir: &open,
-        below: "",
-    };
-    let mut names = Identity::of_page_83(&pages).ok()?;
-    if names.is_empty() {
-        names = Identity::read(&pages).ok()?.names;
+/// The names in the kernel's copies, of the device `below` the directory of the bus; `None` if
+/// they cannot be read.
+fn names_of(bus: &DeviceDir<'_>, below: &str) -> Option<Vec<Wwid>> {
+    let pages = Cached { dir: bus, below };
+    let names = Identity::of_page_83(&pages).ok()?;
+    if !names.is_empty() {
+        return Some(names);
     }
-    // The state is read after the pages, because a device that is being removed loses it
-    // before them.
-    let Ok(state) = open.text("state").ok().flatten()?.parse();
-    let is_unsettled = matches!(state, State::Cancel | State::Deleted | State::Created);
-    (!is_unsettled).then_some(names)
+    let names = Identity::read(&pages).ok()?.names;
+    // A device that is being removed loses this attribute before its pages.
+    bus.text(&format!("{below}state")).ok()??;
+    Some(names)
 }
 
 /// The address of the device in the path of an event of the device or of a device below it.

@@ -23,9 +23,13 @@ impl ProbedPath {
         let mut earlier = None;
         let device = &self.device;
         let mut units = engine.units.lock();
-        let siblings = units.sibling_candidates(engine.roots(), device, name);
+        let indexed = units.sibling_candidates(engine.roots(), device, name)?;
         drop(units);
-        for other in siblings? {
+        let siblings = match indexed {
+            Some(siblings) => siblings,
+            None => device.sibling_candidates(name)?,
+        };
+        for other in siblings {
             match self.alias_age(&other) {
                 Ok(Some(age)) if age < first => {
                     first = age;

@@ -10,7 +10,8 @@ use crate::engine::detach::receipt::{Flush, MapReceipt};
 use crate::engine::detach::remove_device::{delete_disk, delete_diskless};
 use crate::engine::detach::remove_map::{refuse_users_of_map, remove_map, settle_removal};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
-use crate::engine::unit::{KnownPath, PathIdentity, paths_of};
+use crate::engine::unit::paths::UnitPaths;
+use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk, claim_replaced};
 use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot, refuse_users_of_diskless};
@@ -27,7 +28,11 @@ impl DetachRun<'_> {
         let (deadline, engine) = (call.deadline, self.engine);
         call.enter(Stage::Resolve);
         let known = std::mem::take(&mut self.first_paths);
-        let mut paths = paths_of(engine, &self.unit, &self.named_devices, known, deadline)?;
+        let UnitPaths {
+            mut paths,
+            lookalikes,
+        } = UnitPaths::find(engine, &self.unit, &self.named_devices, known, deadline)?;
+        self.lookalikes = lookalikes;
         self.timed_out |= paths.iter().any(|path| path.timed_out);
         self.keep_as_replaced(&mut paths);
         refuse_maps_of_others(&paths)?;

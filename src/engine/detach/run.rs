@@ -31,6 +31,8 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) unwritten_paths: Vec<ScsiDevice>,
     /// The paths that were read before the first pass.
     pub(in crate::engine) first_paths: Vec<KnownPath>,
+    /// The devices that may be paths of the unit, and that the last pass did not take for one.
+    pub(in crate::engine) lookalikes: Vec<ScsiDevice>,
     /// A path did not answer a request of this detach in time. That request releases the
     /// device when it returns.
     pub(in crate::engine) timed_out: bool,

@@ -10,8 +10,9 @@ use crate::engine::detach::receipt::{DetachFailure, PathReceipt, Receipt};
 use crate::engine::detach::resolve::ResolvedUnit;
 use crate::engine::detach::run::DetachRun;
 use crate::engine::detach::{DetachRequest, Detachment, Place};
-use crate::engine::unit::place::{lookalikes, may_be_one_unit, weak_name_error};
-use crate::engine::unit::{KnownPath, devices_named, lock_unit, mismatch, paths_of};
+use crate::engine::unit::paths::paths_of;
+use crate::engine::unit::place::{doubts_of, may_be_one_unit, weak_name_error};
+use crate::engine::unit::{KnownPath, devices_named, lock_unit, mismatch};
 use crate::engine::usage::claim::FlushPolicy;
 use crate::engine::usage::failed_flush::{self, LossMarks};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -81,6 +82,7 @@ fn detach_present(
         open_paths: Vec::new(),
         unwritten_paths: Vec::new(),
         first_paths: Vec::new(),
+        lookalikes: Vec::new(),
         timed_out: false,
         holder_vanished: false,
         replaced: Vec::new(),
@@ -95,7 +97,7 @@ fn detach_present(
     run.read_back();
     match gone.and_then(|()| run.wait_for_removals(deadline)) {
         Ok(mut doubts) => {
-            match lookalikes(engine, &run.unit, &first_devices) {
+            match doubts_of(engine, &run.unit, &first_devices, &run.lookalikes) {
                 Ok(more) => doubts.extend(more),
                 Err(error) => return Err(DetachFailure::new(error, run.receipt)),
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::engine::detach::remove_map::refuse_users_of_map;
 use crate::engine::detach::run::DetachRun;
-use crate::engine::unit::paths_of;
+use crate::engine::unit::paths::paths_of;
 use crate::engine::usage::claim::FlushPolicy;
 use crate::engine::usage::{Extent, Removal, Usage, users_of_each};
 use crate::error::{Error, ErrorKind, Stage};

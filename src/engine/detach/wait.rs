@@ -58,10 +58,7 @@ impl DetachRun<'_> {
         let limit = deadline.at_most(REMOVALS_LIMIT);
         let mut pauses = Backoff::for_kernel_state();
         let (roots, scheduler) = (self.engine.roots(), &self.engine.scheduler);
-        let mut being_removed = self.engine.units.lock().being_removed(roots)?;
-        if being_removed.is_empty() {
-            being_removed = ScsiDevice::being_removed(roots)?;
-        }
+        let mut being_removed = ScsiDevice::being_removed(roots)?;
         loop {
             being_removed.retain(|device| {
                 // A device that this process works on belongs to another unit, since this

@@ -152,13 +152,14 @@ pub(in crate::engine) fn is_path_of(
     }
 }
 
-/// Describes what may be left of a unit where names prove nothing: devices with these
-/// names and, for a unit with only weak names, maps, except those at other targets
+/// Describes what may be left of a unit where names prove nothing: those of the `candidates`
+/// with these names and, for a unit with only weak names, maps, except those at other targets
 /// than the unit's paths. None is touched.
-pub(in crate::engine) fn lookalikes(
+pub(in crate::engine) fn doubts_of(
     engine: &Engine,
     unit: &Identity,
     named_devices: &[ScsiDevice],
+    candidates: &[ScsiDevice],
 ) -> Result<Vec<String>> {
     let places = named_devices
         .iter()
@@ -170,9 +171,6 @@ pub(in crate::engine) fn lookalikes(
         places.peek().is_some() && places.all(|it| it.compare(&place) == PlaceComparison::Different)
     };
     let mut doubts = Vec::new();
-    let mut units = engine.units.lock();
-    let candidates = units.candidates(engine.roots(), |name| unit.is(name))?;
-    drop(units);
     for device in candidates {
         let identity = match device.cached_identity() {
             Err(error) if device.is_vanishing(&error) => continue,
@@ -185,7 +183,7 @@ pub(in crate::engine) fn lookalikes(
             }
             _ => continue,
         };
-        if !is_elsewhere(&device) {
+        if !is_elsewhere(device) {
             let hctl = device.hctl();
             doubts.push(format!(
                 "{hctl} reports {identity}, {why}: it may be a path of this unit and was \

@@ -149,8 +149,32 @@ fn not_scsi(disk: &BlockDevice) -> Error {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn a_device_is_being_removed_from_when_it_is_off_the_bus_until_its_directory_is_gone() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let bus = roots.sysfs.join("bus/scsi/devices");
+        fs::create_dir_all(&bus).unwrap();
+        let target = roots.sysfs.join("devices/target2:0:0");
+        let device = target.join("2:0:0:1");
+        fs::create_dir_all(&device).unwrap();
+        for dir in [&target, &device] {
+            symlink(dir, bus.join(dir.file_name().unwrap())).unwrap();
+        }
+        let being_removed = || {
+            let found = ScsiDevice::being_removed(&roots).unwrap().into_iter();
+            found.map(|it| it.hctl().to_string()).collect::<Vec<_>>()
+        };
+        assert!(being_removed().is_empty());
+        fs::remove_file(bus.join("2:0:0:1")).unwrap();
+        assert_eq!(being_removed(), ["2:0:0:1"]);
+        fs::remove_dir_all(&device).unwrap();
+        assert!(being_removed().is_empty());
+    }
 
     #[test]
     fn a_disk_that_loses_its_device_is_gone_and_one_that_never_had_one_is_no_scsi_disk() {

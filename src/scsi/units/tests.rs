@@ -1,9 +1,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::sync::Arc;
 
 use super::*;
-use crate::uevent::ChangedNames;
 
 const ONE: u8 = 0xd1;
 const OTHER: u8 = 0xd2;
@@ -24,9 +22,7 @@ impl Machine {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
         fs::create_dir_all(roots.sysfs.join("bus/scsi/devices")).unwrap();
-        let (changes, noted) = Changes::for_test(device_in);
-        let mut units = Units::of(Some(changes));
-        units.queries = QUERIES_WITHOUT_INDEX;
+        let (units, noted) = Units::for_test();
         Self {
             _root: root,
             roots,
@@ -79,11 +75,7 @@ impl Machine {
     fn candidates(&mut self, last: u8) -> Vec<String> {
         let wanted = name(last);
         let found = self.units.candidates(&self.roots, |name| *name == wanted);
-        addresses(&found.unwrap())
-    }
-
-    fn being_removed(&mut self) -> Vec<String> {
-        addresses(&self.units.being_removed(&self.roots).unwrap())
+        addresses(&found.unwrap().unwrap())
     }
 }
 
@@ -105,7 +97,6 @@ fn a_device_that_another_process_adds_or_removes_is_seen_by_its_event() {
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
     machine.event("2:0:0:1");
     assert_eq!(machine.candidates(ONE), ["4:0:0:1"]);
-    assert!(machine.being_removed().is_empty());
     // Another unit gets the address of the removed one.
     machine.add("2:0:0:1", OTHER);
     assert_eq!(machine.candidates(OTHER), ["2:0:0:1", "3:0:0:1"]);
@@ -134,6 +125,17 @@ fn a_rescan_by_any_process_has_the_pages_read_again_though_no_event_tells_of_it(
 }
 
 #[test]
+fn a_device_that_a_process_sets_running_has_its_pages_read_again() {
+    let mut machine = Machine::new();
+    machine.add("2:0:0:1", ONE);
+    assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
+    machine.set_page("2:0:0:1", OTHER);
+    assert!(machine.candidates(OTHER).is_empty());
+    fs::write(machine.dir("2:0:0:1").join("state"), "running\n").unwrap();
+    assert_eq!(machine.candidates(OTHER), ["2:0:0:1"]);
+}
+
+#[test]
 fn lost_events_have_each_device_read_again() {
     let mut machine = Machine::new();
     machine.add("2:0:0:1", ONE);
@@ -145,34 +147,23 @@ fn lost_events_have_each_device_read_again() {
 }
 
 #[test]
-fn a_device_is_leaving_from_the_event_of_its_removal_until_its_directory_is_gone() {
+fn a_device_that_leaves_is_a_candidate_until_it_is_off_the_bus() {
     let mut machine = Machine::new();
     machine.add("2:0:0:1", ONE);
-    machine.add("2:0:0:2", OTHER);
-    assert!(machine.being_removed().is_empty());
-    // The event comes while the device is still on the bus.
-    fs::write(machine.dir("2:0:0:1").join("state"), "cancel\n").unwrap();
-    machine.event("2:0:0:1");
     assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
+    // The event comes while the device is still on the bus, and its files go then.
+    machine.event("2:0:0:1");
+    for file in ["state", "rescan", "vpd_pg83"] {
+        fs::remove_file(machine.dir("2:0:0:1").join(file)).unwrap();
+        assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
+    }
     fs::remove_file(machine.link("2:0:0:1")).unwrap();
-    assert_eq!(machine.being_removed(), ["2:0:0:1"]);
     assert!(machine.candidates(ONE).is_empty());
+    // Its directory stays until its cache is written, and another unit gets the address then.
     fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
-    assert!(machine.being_removed().is_empty());
-    // This device was added and removed since the last query.
-    machine.add("2:0:0:3", ONE);
-    fs::remove_file(machine.link("2:0:0:3")).unwrap();
-    assert_eq!(machine.being_removed(), ["2:0:0:3"]);
-}
-
-#[test]
-fn a_device_that_was_leaving_before_the_index_was_made_is_leaving() {
-    let mut machine = Machine::new();
-    machine.show("2:0:0:1", ONE);
-    fs::remove_file(machine.link("2:0:0:1")).unwrap();
-    assert_eq!(machine.being_removed(), ["2:0:0:1"]);
-    fs::remove_dir_all(machine.dir("2:0:0:1")).unwrap();
-    assert!(machine.being_removed().is_empty());
+    machine.add("2:0:0:1", OTHER);
+    assert!(machine.candidates(ONE).is_empty());
+    assert_eq!(machine.candidates(OTHER), ["2:0:0:1"]);
 }
 
 #[test]
@@ -198,29 +189,28 @@ fn siblings_are_those_of_the_target_and_a_name_is_found_whichever_it_is() {
     let device = device.unwrap().unwrap();
     let (units, roots) = (&mut machine.units, &machine.roots);
     let siblings = units.sibling_candidates(roots, &device, &name(ONE));
-    assert_eq!(addresses(&siblings.unwrap()), ["2:0:0:2"]);
-    let named = units.candidates_with_name(roots, &name(OTHER)).unwrap();
-    assert!(named.is_empty());
-    let named = units.candidates_with_name(roots, &name(ONE)).unwrap();
-    assert_eq!(named.len(), 3);
+    assert_eq!(addresses(&siblings.unwrap().unwrap()), ["2:0:0:2"]);
+    let mut named = |last| units.candidates_with_name(roots, &name(last)).unwrap();
+    assert!(named(OTHER).unwrap().is_empty());
+    assert_eq!(named(ONE).unwrap().len(), 3);
 }
 
 #[test]
-fn the_first_questions_of_a_process_and_all_without_events_look_at_each_device() {
+fn there_is_no_index_for_the_first_queries_of_a_process_and_none_without_events() {
     let mut machine = Machine::new();
+    machine.add("2:0:0:1", ONE);
+    let is_indexed = |machine: &mut Machine| {
+        let candidates = machine.units.candidates(&machine.roots, |_| true);
+        candidates.unwrap().is_some()
+    };
     machine.units.queries = 0;
-    for last in [ONE, OTHER, ONE, OTHER] {
-        machine.show("2:0:0:1", last);
-        assert_eq!(machine.candidates(last), ["2:0:0:1"]);
-        fs::remove_file(machine.link("2:0:0:1")).unwrap();
+    for _ in 0..QUERIES_WITHOUT_INDEX {
+        assert!(!is_indexed(&mut machine));
     }
-    assert!(machine.units.index.is_none());
+    assert!(is_indexed(&mut machine));
     machine.units = Units::of(None);
     machine.units.queries = QUERIES_WITHOUT_INDEX;
-    machine.show("2:0:0:1", ONE);
-    assert_eq!(machine.candidates(ONE), ["2:0:0:1"]);
-    machine.show("3:0:0:1", ONE);
-    assert_eq!(machine.candidates(ONE).len(), 2);
+    assert!(!is_indexed(&mut machine));
 }
 
 /// How many reads this thread has done.
@@ -241,7 +231,6 @@ fn the_questions_of_one_more_device_read_as_much_beside_a_thousand_others_as_bes
         machine.add("3:0:0:1", ONE);
         let before = reads();
         assert_eq!(machine.candidates(ONE), ["3:0:0:1"]);
-        assert!(machine.being_removed().is_empty());
         reads() - before
     };
     let few = read_beside(10);

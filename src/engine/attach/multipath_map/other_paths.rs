@@ -4,7 +4,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::unit::place::is_path_of;
-use crate::engine::unit::read_path;
+use crate::engine::unit::{candidates, read_path};
 use crate::engine::usage::{Extent, Removal, users_of_each};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
@@ -67,11 +67,7 @@ fn map_of_other_paths(
     identity: &Identity,
 ) -> Result<Option<(Map, BlockDevice)>> {
     let named: Vec<ScsiDevice> = paths.iter().map(|path| path.device.clone()).collect();
-    let candidates = engine
-        .units
-        .lock()
-        .candidates(engine.roots(), |name| identity.is(name))?;
-    for device in candidates {
+    for device in candidates::find(engine, identity)? {
         if named.contains(&device) {
             continue;
         }

@@ -36,6 +36,7 @@ pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest)
         open_paths: Vec::new(),
         unwritten_paths: Vec::new(),
         first_paths: Vec::new(),
+        lookalikes: Vec::new(),
         timed_out: false,
         holder_vanished: false,
         replaced: Vec::new(),

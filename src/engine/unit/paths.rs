@@ -1,0 +1,170 @@
+//! The paths of a unit.
+
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::unit::place::is_path_of;
+use crate::engine::unit::{KnownPath, candidates, read_path};
+use crate::error::{Result, Stage};
+use crate::scsi::{Identity, ScsiDevice};
+
+/// The paths to a unit.
+#[derive(Debug)]
+pub(in crate::engine) struct UnitPaths {
+    /// First those that the caller named.
+    pub(in crate::engine) paths: Vec<KnownPath>,
+    /// The other devices that may be paths of it, by the names that the kernel has read of them.
+    pub(in crate::engine) lookalikes: Vec<ScsiDevice>,
+}
+
+impl UnitPaths {
+    /// Finds the paths to all devices of this unit. An entry of `known_paths` is reused, unless
+    /// the device has a new disk since. If no path is found, none is there: then each device has
+    /// been read.
+    pub(in crate::engine) fn find(
+        engine: &Engine,
+        unit: &Identity,
+        named_devices: &[ScsiDevice],
+        mut known_paths: Vec<KnownPath>,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let UnitDevices { found, lookalikes } =
+            UnitDevices::find(engine, unit, named_devices, &mut known_paths, deadline)?;
+        known_paths.retain(|path| {
+            let now = path.device.disk();
+            now.is_ok_and(|now| now.is_none() || now == path.disk)
+        });
+        let mut paths = Vec::new();
+        for device in found {
+            let known = known_paths.iter().position(|path| path.device == device);
+            if let Some(known) = known.map(|at| known_paths.swap_remove(at)) {
+                paths.push(known);
+                continue;
+            }
+            match read_path(engine, &device, deadline) {
+                Ok(path) => paths.push(path),
+                // The device went away during the read.
+                Err(_) if !device.is_there() => {}
+                Err(error) => return Err(error.at(Stage::Resolve)),
+            }
+        }
+        Ok(Self { paths, lookalikes })
+    }
+}
+
+/// The paths of [`UnitPaths::find`].
+pub(in crate::engine) fn paths_of(
+    engine: &Engine,
+    unit: &Identity,
+    named_devices: &[ScsiDevice],
+    known_paths: Vec<KnownPath>,
+    deadline: Deadline,
+) -> Result<Vec<KnownPath>> {
+    let found = UnitPaths::find(engine, unit, named_devices, known_paths, deadline)?;
+    Ok(found.paths)
+}
+
+/// Asks a disk for its identity if the kernel has read no name of it: the INQUIRY for
+/// page 83h at the scan may have failed, and the unit answers now. `None` if the device
+/// went away.
+fn ask_for_names(
+    engine: &Engine,
+    device: &ScsiDevice,
+    deadline: Deadline,
+) -> Result<Option<KnownPath>> {
+    /// The read of an identity takes at most a quarter of it.
+    const LIMIT: Duration = Duration::from_secs(8);
+    match read_path(engine, device, deadline.at_most(LIMIT)) {
+        Ok(path) => Ok(Some(path)),
+        Err(_) if !device.is_there() => Ok(None),
+        Err(error) => Err(error.at(Stage::Resolve)),
+    }
+}
+
+/// The devices of a unit.
+#[derive(Debug, Default)]
+struct UnitDevices {
+    /// First those that the caller named.
+    found: Vec<ScsiDevice>,
+    /// The other candidates: they have one of the unit's names, or had none when the kernel
+    /// read them, and are not proven to be paths of it.
+    lookalikes: Vec<ScsiDevice>,
+}
+
+impl UnitDevices {
+    /// Finds the devices of this unit. A path whose identity had to be read goes to
+    /// `known_paths`.
+    fn find(
+        engine: &Engine,
+        unit: &Identity,
+        named_devices: &[ScsiDevice],
+        known_paths: &mut Vec<KnownPath>,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let named = named_devices.iter().filter(|device| device.is_there());
+        let mut devices = Self {
+            found: named.cloned().collect(),
+            lookalikes: Vec::new(),
+        };
+        if unit.names.is_empty() {
+            return Ok(devices);
+        }
+        let mut add = |devices: &mut Self, candidates| {
+            devices.add(
+                engine,
+                unit,
+                named_devices,
+                candidates,
+                known_paths,
+                deadline,
+            )
+        };
+        let indexed = candidates::find_in_index(engine, unit)?;
+        let has_index = indexed.is_some();
+        add(&mut devices, indexed.unwrap_or_default())?;
+        // Only the devices themselves prove that none is left.
+        if !has_index || devices.found.is_empty() {
+            add(&mut devices, candidates::read_each(engine, unit)?)?;
+        }
+        Ok(devices)
+    }
+
+    fn add(
+        &mut self,
+        engine: &Engine,
+        unit: &Identity,
+        named_devices: &[ScsiDevice],
+        candidates: Vec<ScsiDevice>,
+        known_paths: &mut Vec<KnownPath>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        for device in candidates {
+            if self.found.contains(&device) || self.lookalikes.contains(&device) {
+                continue;
+            }
+            let identity = match device.cached_identity() {
+                Err(error) if device.is_vanishing(&error) => continue,
+                identity => identity?,
+            };
+            let is_own =
+                |identity: &Identity| is_path_of(engine, &device, identity, unit, named_devices);
+            let is_found = if identity.names.is_empty() {
+                let path = ask_for_names(engine, &device, deadline)?;
+                let own = path.filter(|path| is_own(path.identity_now.of()));
+                let is_found = own.is_some();
+                known_paths.extend(own);
+                is_found
+            } else {
+                is_own(&identity)
+            };
+            let list = if is_found {
+                &mut self.found
+            } else {
+                &mut self.lookalikes
+            };
+            list.push(device);
+        }
+        Ok(())
+    }
+}
