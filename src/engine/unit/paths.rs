@@ -29,28 +29,44 @@ impl UnitPaths {
         mut known_paths: Vec<KnownPath>,
         deadline: Deadline,
     ) -> Result<Self> {
-        let UnitDevices { found, lookalikes } =
-            UnitDevices::find(engine, unit, named_devices, &mut known_paths, deadline)?;
-        known_paths.retain(|path| {
-            let now = path.device.disk();
-            now.is_ok_and(|now| now.is_none() || now == path.disk)
-        });
-        let mut paths = Vec::new();
-        for device in found {
-            let known = known_paths.iter().position(|path| path.device == device);
-            if let Some(known) = known.map(|at| known_paths.swap_remove(at)) {
-                paths.push(known);
-                continue;
-            }
-            match read_path(engine, &device, deadline) {
-                Ok(path) => paths.push(path),
-                // The device went away during the read.
-                Err(_) if !device.is_there() => {}
-                Err(error) => return Err(error.at(Stage::Resolve)),
+        loop {
+            let UnitDevices { found, lookalikes } =
+                UnitDevices::find(engine, unit, named_devices, &mut known_paths, deadline)?;
+            known_paths.retain(|path| {
+                let now = path.device.disk();
+                now.is_ok_and(|now| now.is_none() || now == path.disk)
+            });
+            let each_was_read = found.is_empty();
+            let paths = read_paths(engine, found, &mut known_paths, deadline)?;
+            // Devices that went away during their reads prove nothing of the others.
+            if each_was_read || !paths.is_empty() {
+                return Ok(Self { paths, lookalikes });
             }
         }
-        Ok(Self { paths, lookalikes })
     }
+}
+
+fn read_paths(
+    engine: &Engine,
+    devices: Vec<ScsiDevice>,
+    known_paths: &mut Vec<KnownPath>,
+    deadline: Deadline,
+) -> Result<Vec<KnownPath>> {
+    let mut paths = Vec::new();
+    for device in devices {
+        let known = known_paths.iter().position(|path| path.device == device);
+        if let Some(known) = known.map(|at| known_paths.swap_remove(at)) {
+            paths.push(known);
+            continue;
+        }
+        match read_path(engine, &device, deadline) {
+            Ok(path) => paths.push(path),
+            // The device went away during the read.
+            Err(_) if !device.is_there() => {}
+            Err(error) => return Err(error.at(Stage::Resolve)),
+        }
+    }
+    Ok(paths)
 }
 
 /// The paths of [`UnitPaths::find`].
