@@ -58,6 +58,20 @@ pub fn settle() {
     assert!(asked(&["settle", "--timeout=600"]), "udevd is busy or deaf");
 }
 
+/// Waits until the daemon's queue is empty, and ends its workers: they stay for some seconds,
+/// and a search for the users of a disk looks at each of them.
+pub fn settle_and_end_workers() {
+    settle();
+    super::wait_until("udevd's workers to end", LIMIT, || {
+        let mut workers = processes();
+        workers.retain(|process| process.parent != 1);
+        for worker in &workers {
+            let _gone_already = send_signal(worker.pid, Signal::SIGTERM);
+        }
+        workers.is_empty().then_some(())
+    });
+}
+
 /// Like [`settle`], for the end of a guard: also returns if there is no udevd or it does not
 /// finish.
 pub(super) fn settle_if_it_can() {

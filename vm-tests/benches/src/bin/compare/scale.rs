@@ -1,10 +1,14 @@
 //! One attach and one detach beside more and more attached devices: the cost must not depend
 //! on the other devices.
 
+use std::io::IoSlice;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use lunbd::{AttachRequest, Engine, Source};
 use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use vm_bench::figures::{Beside, Call, Scale, ScaleWay, Series};
 use vm_tests::guest::agent::{engine, soon, unit};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer};
@@ -17,8 +21,12 @@ const NBD_OTHERS: [u32; 4] = [0, 64, 256, 1000];
 const SCSI_OTHERS: [u32; 3] = [0, 64, 256];
 /// Rounds that are not counted: a process must have read each device once before it knows it.
 const WARMING: usize = 3;
+/// The system calls differ by a few from round to round, and the time by half.
+const COUNTED_ROUNDS: usize = 5;
 /// The most clients of one server, since each takes a descriptor.
 const CLIENTS: u32 = 250;
+/// The most descriptors of one message (`include/net/scm.h`, `SCM_MAX_FD`).
+const PASSED_AT_ONCE: usize = 253;
 
 pub(crate) fn measure(rounds: usize) -> Scale {
     // An engine takes a descriptor for each link.
@@ -34,7 +42,12 @@ fn scsi(rounds: usize) -> Vec<ScaleWay> {
     // The first LUN that the others leave.
     let wanted = unit(&target, u64::from(most + 1));
     let mut attached = 0;
-    beside("SCSI", &SCSI_OTHERS, &wanted, rounds, |others| {
+    let own = engine();
+    let ways = [
+        in_the_process("SCSI", &own, &wanted),
+        by_command("SCSI", &wanted),
+    ];
+    beside(&SCSI_OTHERS, &ways, rounds, |others| {
         for lun in attached..others {
             target.scan(&format!("0 0 {lun}"));
             target.wait_for_disk(u64::from(lun));
@@ -54,63 +67,122 @@ fn nbd(rounds: usize) -> Vec<ScaleWay> {
         server.uri(name).parse().expect("a source")
     };
     let wanted = source(most.div_ceil(CLIENTS), "wanted");
+    let own = engine();
+    let mut ways = beside(
+        &[0, *most],
+        &[in_the_process(
+            "NBD, with connections and no other device",
+            &own,
+            &wanted,
+        )],
+        rounds,
+        connections_without_devices(&servers),
+    );
     let mut attached = 0;
-    let ways = beside("NBD", &NBD_OTHERS, &wanted, rounds, |others| {
-        let another = engine();
-        for number in attached..others {
-            let other = source(number / CLIENTS, &format!("v{number}"));
-            attach(&another, &other);
-        }
-        attached = others;
-    });
+    ways.extend(beside(
+        &NBD_OTHERS,
+        &[
+            in_the_process("NBD", &own, &wanted),
+            by_command("NBD", &wanted),
+        ],
+        rounds,
+        |others| {
+            let another = engine();
+            for number in attached..others {
+                let other = source(number / CLIENTS, &format!("v{number}"));
+                attach(&another, &other);
+            }
+            attached = others;
+        },
+    ));
     // The module stays loaded until the machine ends.
     std::mem::forget(module);
     ways
 }
 
+/// Opens as many connections to the servers as so many devices have. Like those of devices, no
+/// process has lunbd's ends of them open: they are in messages that no process has received.
+fn connections_without_devices(servers: &[NbdServer]) -> impl FnMut(u32) {
+    let (sender, receiver) = UnixStream::pair().expect("a pair of sockets");
+    move |others| {
+        let _stays_open = &receiver;
+        let wanted: Vec<u32> = (0..others).map(|number| number / CLIENTS).collect();
+        for servers_of_one_message in wanted.chunks(PASSED_AT_ONCE) {
+            let connect = |server: &u32| {
+                let server = &servers[usize::try_from(*server).expect("a small number")];
+                let At::Unix(socket) = server.at() else {
+                    panic!("the servers are at unix sockets");
+                };
+                UnixStream::connect(socket).expect("a connection")
+            };
+            let connections: Vec<_> = servers_of_one_message.iter().map(connect).collect();
+            let passed: Vec<_> = connections.iter().map(AsRawFd::as_raw_fd).collect();
+            let passed = [ControlMessage::ScmRights(&passed)];
+            let (to, text) = (sender.as_raw_fd(), [IoSlice::new(b"connections")]);
+            sendmsg::<()>(to, &text, &passed, MsgFlags::MSG_DONTWAIT, None).expect("a message");
+        }
+    }
+}
+
+/// One way to attach and detach one more device.
+struct Way<'a> {
+    name: String,
+    attach: Box<dyn Fn() + 'a>,
+    detach: Box<dyn Fn() + 'a>,
+}
+
+fn in_the_process<'a>(kind: &str, own: &'a Engine, wanted: &'a Source) -> Way<'a> {
+    Way {
+        name: format!("{kind}, lunbd in the process"),
+        attach: Box::new(|| attach(own, wanted)),
+        detach: Box::new(|| detach(own, wanted)),
+    }
+}
+
+fn by_command<'a>(kind: &str, wanted: &Source) -> Way<'a> {
+    let run = |verb: &'static str| {
+        let uri = wanted.to_string();
+        Box::new(move || drop(guest::run(&["lunbd", verb, &uri])))
+    };
+    Way {
+        name: format!("{kind}, lunbd attach / detach"),
+        attach: run("attach"),
+        detach: run("detach"),
+    }
+}
+
 /// Measures each way beside each number of other devices, which `bring` has attached when it
 /// returns.
 fn beside(
-    kind: &str,
     numbers: &[u32],
-    wanted: &Source,
+    ways: &[Way<'_>],
     rounds: usize,
     mut bring: impl FnMut(u32),
 ) -> Vec<ScaleWay> {
-    let own = engine();
-    let named = |way: &str| ScaleWay {
-        way: format!("{kind}, {way}"),
+    let named = |way: &Way<'_>| ScaleWay {
+        way: way.name.clone(),
         beside: Vec::new(),
     };
-    let mut ways = [
-        named("lunbd in the process"),
-        named("lunbd attach / detach"),
-    ];
+    let mut taken: Vec<ScaleWay> = ways.iter().map(named).collect();
     for &others in numbers {
         let begun = Instant::now();
         bring(others);
         udevd::settle();
         println!(
-            "{kind}: {others} others, brought in {:.1} s",
+            "{others} others, brought in {:.1} s",
             begun.elapsed().as_secs_f64()
         );
-        let in_the_process: AttachAndDetach<'_> =
-            (&|| attach(&own, wanted), &|| detach(&own, wanted));
-        let uri = wanted.to_string();
-        let run = |verb: &str| drop(guest::run(&["lunbd", verb, &uri]));
-        let by_command: AttachAndDetach<'_> = (&|| run("attach"), &|| run("detach"));
-        for (way, taken) in [in_the_process, by_command].into_iter().zip(&mut ways) {
+        for (way, taken) in ways.iter().zip(&mut taken) {
             let beside = take(others, way, rounds);
             print(&taken.way, &beside);
             taken.beside.push(beside);
         }
     }
-    ways.into()
+    taken
 }
 
-type AttachAndDetach<'a> = (&'a dyn Fn(), &'a dyn Fn());
-
-fn take(others: u32, (attach, detach): AttachAndDetach<'_>, rounds: usize) -> Beside {
+fn take(others: u32, way: &Way<'_>, rounds: usize) -> Beside {
+    let Way { attach, detach, .. } = way;
     for _ in 0..WARMING {
         attach();
         udevd::settle();
@@ -127,16 +199,17 @@ fn take(others: u32, (attach, detach): AttachAndDetach<'_>, rounds: usize) -> Be
             quiet();
         }
     }
-    let syscalls = SystemCalls::of_this_process();
-    for _ in 0..rounds {
+    for _ in 0..rounds.min(COUNTED_ROUNDS) {
         for (call, counts) in [(attach, &mut *attach_calls), (detach, &mut *detach_calls)] {
+            udevd::settle_and_end_workers();
+            let syscalls = SystemCalls::of_this_process();
             let before = syscalls.count();
             call();
             #[expect(clippy::cast_precision_loss, reason = "some thousands")]
             counts.push((syscalls.count() - before) as f64);
-            quiet();
         }
     }
+    quiet();
     let [attach_ms, detach_ms, attach_calls, detach_calls] = figures.map(Series::of);
     Beside {
         others,

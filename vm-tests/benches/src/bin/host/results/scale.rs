@@ -11,8 +11,11 @@ pub(crate) fn write_scale(results: &Results, scale: &Scale) -> String {
          {}\n\n\
          SCSI: LUNs of one `scsi_debug` target. NBD: exports of nbdkit over unix sockets. The \
          kernel's tracepoint counts the system calls of the process and of its children, \
-         in rounds that are not timed. Medians of {} rounds each; a process that stays has \
-         attached and detached three times before.\n\n\
+         in rounds that are not timed, and before which udevd's idle workers have ended. \
+         Medians of {} timed rounds and of at most 5 counted ones; a process that stays has \
+         attached and detached three times before. The servers run in the same machine, and \
+         an NBD detach looks at each connection and each thread of theirs: one way has the \
+         connections of the others without their devices.\n\n\
          ![system calls](scale.svg)\n\n\
          | way | others | attach | | detach | | both | more than alone |\n\
          |---|--:|--:|--:|--:|--:|--:|--:|\n",
