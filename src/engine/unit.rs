@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::engine::detach::resolve::ResolvedUnit;
     use crate::engine::detach::scsi::unit_of;
-    use crate::engine::unit::paths::paths_of;
+    use crate::engine::unit::paths::{UnitPaths, paths_of};
     use crate::engine::unit::place::doubts_of;
     use crate::kernel::Roots;
     use crate::scsi::Units;
@@ -277,10 +277,55 @@ mod tests {
         let known = look(&Identity::default());
         let unit = unit_of(&engine, &ResolvedUnit::default(), &known, None).unwrap();
         assert_eq!(look(&unit).len(), 1);
-        let candidates = candidates::read_each(&engine, &unit).unwrap();
-        let doubts = doubts_of(&engine, &unit, named_devices, &candidates).unwrap();
+        let lookalikes = UnitPaths::find(&engine, &unit, named_devices, Vec::new(), soon);
+        let lookalikes = lookalikes.unwrap().lookalikes;
+        let doubts = doubts_of(&engine, &unit, named_devices, &lookalikes).unwrap();
         assert!(
             doubts.len() == 1 && doubts[0].contains("3:0:0:1"),
+            "{doubts:?}"
+        );
+    }
+
+    #[test]
+    fn a_path_that_has_a_unique_name_of_the_unit_beside_a_stronger_one_is_found() {
+        let naa = [
+            0x60, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4, 0, 0, 0, 0, 0, 0, 0, 1,
+        ];
+        let (_root, engine) = two_devices(3, &naa);
+        let eui = [0, 0x25, 0x38, 0xa1, 0xb2, 0xc3, 0xd4, 0xe5];
+        let page = [
+            &[0, 0x83, 0, 32, 1, 3, 0, 16][..],
+            &naa,
+            &[1, 2, 0, 8],
+            &eui,
+        ]
+        .concat();
+        let devices = engine.roots().sysfs.join("devices");
+        fs::write(devices.join("3:0:0:1/vpd_pg83"), page).unwrap();
+        assert_eq!(found(&engine, "eui.002538a1b2c3d4e5"), 1);
+        assert_eq!(found(&engine, "naa.6000c500a1b2c3d40000000000000001"), 2);
+    }
+
+    #[test]
+    fn a_disk_without_a_name_that_does_not_answer_may_be_a_path_that_is_left() {
+        let naa = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
+        let (_root, engine) = two_devices(3, &naa);
+        let silent = engine.roots().sysfs.join("devices/3:0:0:1");
+        fs::remove_file(silent.join("vpd_pg83")).unwrap();
+        fs::write(silent.join("state"), "offline\n").unwrap();
+        let unit = Identity::of(["naa.5000c500a1b2c3d4".parse().unwrap()]);
+        let doubts = || {
+            let soon = Deadline::after(Duration::from_secs(30));
+            let found = UnitPaths::find(&engine, &unit, &[], Vec::new(), soon).unwrap();
+            doubts_of(&engine, &unit, &[], &found.lookalikes).unwrap()
+        };
+        assert!(doubts().is_empty(), "it is no disk: {:?}", doubts());
+        let disk = silent.join("block/sdb");
+        fs::create_dir_all(&disk).unwrap();
+        fs::write(disk.join("dev"), "8:16\n").unwrap();
+        let doubts = doubts();
+        assert!(
+            doubts.len() == 1 && doubts[0].contains("3:0:0:1 does not answer"),
             "{doubts:?}"
         );
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 /// In so much room, in bytes, each read takes all that the kernel returns at once.
 const ROOM: usize = 16 << 10;
 
-/// The most that is read, in bytes: a million mappings take about twice as much as 64 MiB.
+/// The most that is read, in bytes: a million mappings take about half as much.
 const LONGEST: u64 = 256 << 20;
 
 /// # Errors

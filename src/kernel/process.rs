@@ -40,9 +40,9 @@ pub(crate) fn pids(roots: &Roots) -> Result<Vec<u32>> {
     Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
-/// The processes that `/proc` shows, without the threads of the kernel. Of these, only their parent
-/// kthreadd is included: it has the table of descriptors of all of them, and the mount namespace of
-/// those that can mount a disk.
+/// The processes that `/proc` shows, without the children of kthreadd that are threads of the
+/// kernel. These have the table of descriptors and the mount namespace of kthreadd, which is
+/// included.
 pub(crate) fn program_pids(roots: &Roots) -> Result<Vec<u32>> {
     program_pids_by(roots, &DescriptorTables::read(roots))
 }

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 
+use nix::errno::Errno;
+
 use super::Roots;
 use super::namespace;
 use super::process::descriptors::has_gone;
@@ -34,7 +36,9 @@ pub(crate) fn owns_network_namespace_of_this_thread(roots: &Roots) -> bool {
         Ok(network) => network,
         Err(error) => return has_gone(&error) && thread.exists(),
     };
-    let owner = lunbd_sys::namespace::owner(network).map(File::from);
-    let owner = owner.map_err(Into::into).and_then(|owner| owner.metadata());
-    owner.map_or(true, |owner| owner.ino() == INITIAL)
+    match lunbd_sys::namespace::owner(network).map(File::from) {
+        Ok(owner) => owner.metadata().is_ok_and(|owner| owner.ino() == INITIAL),
+        // The kernel has no user namespaces (`include/linux/user_namespace.h`, `ns_get_owner`).
+        Err(errno) => errno == Errno::EPERM,
+    }
 }

@@ -35,10 +35,17 @@ impl Pages for Cached<'_> {
     }
 }
 
+/// Whether a unit with these names, the strongest first, may be one that has a wanted name: it
+/// has no name, or its strongest name or a unique one is wanted.
+pub(super) fn may_be_wanted(names: &[Wwid], is_wanted: impl Fn(&Wwid) -> bool) -> bool {
+    let mut wanted = names.iter().filter(|name| is_wanted(name));
+    names.is_empty() || wanted.any(|name| name.is_unique() || Some(name) == names.first())
+}
+
 /// The addresses in `folder`, of the bus or of a target, where a unit with a wanted name
-/// may be. An address is left out if its strongest name, in the kernel's copy of page 83h,
-/// is not wanted. A target may have a thousand addresses, so this look is cheap and proves
-/// nothing: a moment later another life of the device may have the address.
+/// [may be](may_be_wanted), by the names in the kernel's copy of page 83h. A target may have a
+/// thousand addresses, so this look is cheap and proves nothing: a moment later another life of
+/// the device may have the address.
 ///
 /// # Errors
 /// If the folder cannot be listed.
@@ -58,7 +65,7 @@ pub(super) fn candidate_addresses(
         let (dir, below) = (&dir, &format!("{name}/"));
         let names = Identity::of_page_83(&Cached { dir, below });
         // A device that cannot be read here gets a closer look later.
-        if names.is_ok_and(|names| names.first().is_some_and(|name| !is_wanted(name))) {
+        if names.is_ok_and(|names| !may_be_wanted(&names, &is_wanted)) {
             continue;
         }
         addresses.push(hctl);

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 #[cfg(test)]
 use std::sync::Arc;
 
-use super::cached::Cached;
+use super::cached::{Cached, may_be_wanted};
 use super::device::ScsiDevice;
 use super::identity::Identity;
 use crate::error::{ErrorKind, Result};
@@ -86,16 +86,15 @@ impl Units {
         }
     }
 
-    /// The devices whose units may have a wanted name, by the strongest name in the
-    /// kernel's copies, in the order of their addresses. A device of which the kernel has
-    /// read no name is one of them. `None` without an index.
+    /// The devices whose units may have a wanted name, by the strongest name and the unique
+    /// ones in the kernel's copies, in the order of their addresses. A device of which the kernel
+    /// has read no name is one of them. `None` without an index.
     pub(crate) fn candidates(
         &mut self,
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
     ) -> Result<Option<Vec<ScsiDevice>>> {
-        let is_candidate = |names: &[Wwid]| names.first().is_none_or(&is_wanted);
-        self.devices_with(roots, is_candidate)
+        self.devices_with(roots, |names| may_be_wanted(names, &is_wanted))
     }
 
     /// The other devices on the device's own target whose strongest name this is, and those

@@ -2,6 +2,7 @@
 
 use crate::engine::detach::DetachRequest;
 use crate::engine::detach::receipt::{PathReceipt, Receipt};
+use crate::engine::unit::place::Lookalike;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
 use crate::engine::{Engine, first_names};
@@ -31,8 +32,8 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) unwritten_paths: Vec<ScsiDevice>,
     /// The paths that were read before the first pass.
     pub(in crate::engine) first_paths: Vec<KnownPath>,
-    /// The devices that may be paths of the unit, and that the last pass did not take for one.
-    pub(in crate::engine) lookalikes: Vec<ScsiDevice>,
+    /// Those of the last pass.
+    pub(in crate::engine) lookalikes: Vec<Lookalike>,
     /// A path did not answer a request of this detach in time. That request releases the
     /// device when it returns.
     pub(in crate::engine) timed_out: bool,

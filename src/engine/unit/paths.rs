@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::unit::place::is_path_of;
-use crate::engine::unit::{KnownPath, candidates, read_path};
+use crate::engine::unit::place::{Lookalike, is_path_of};
+use crate::engine::unit::{KnownPath, PathIdentity, candidates, read_path};
 use crate::error::{Result, Stage};
 use crate::scsi::{Identity, ScsiDevice};
 
@@ -14,14 +14,14 @@ use crate::scsi::{Identity, ScsiDevice};
 pub(in crate::engine) struct UnitPaths {
     /// First those that the caller named.
     pub(in crate::engine) paths: Vec<KnownPath>,
-    /// The other devices that may be paths of it, by the names that the kernel has read of them.
-    pub(in crate::engine) lookalikes: Vec<ScsiDevice>,
+    /// The other devices that may be paths of it. Without a path these are all of them.
+    pub(in crate::engine) lookalikes: Vec<Lookalike>,
 }
 
 impl UnitPaths {
     /// Finds the paths to all devices of this unit. An entry of `known_paths` is reused, unless
-    /// the device has a new disk since. If no path is found, none is there: then each device has
-    /// been read.
+    /// the device has a new disk since. If a unit with a name has no path, each device on the bus
+    /// has been read itself.
     pub(in crate::engine) fn find(
         engine: &Engine,
         unit: &Identity,
@@ -103,9 +103,7 @@ fn ask_for_names(
 struct UnitDevices {
     /// First those that the caller named.
     found: Vec<ScsiDevice>,
-    /// The other candidates: they have one of the unit's names, or had none when the kernel
-    /// read them, and are not proven to be paths of it.
-    lookalikes: Vec<ScsiDevice>,
+    lookalikes: Vec<Lookalike>,
 }
 
 impl UnitDevices {
@@ -156,30 +154,33 @@ impl UnitDevices {
         deadline: Deadline,
     ) -> Result<()> {
         for device in candidates {
-            if self.found.contains(&device) || self.lookalikes.contains(&device) {
+            let mut known = self.lookalikes.iter().map(|lookalike| &lookalike.device);
+            if self.found.contains(&device) || known.any(|known| *known == device) {
                 continue;
             }
-            let identity = match device.cached_identity() {
+            let mut identity = match device.cached_identity() {
                 Err(error) if device.is_vanishing(&error) => continue,
                 identity => identity?,
             };
-            let is_own =
-                |identity: &Identity| is_path_of(engine, &device, identity, unit, named_devices);
-            let is_found = if identity.names.is_empty() {
-                let path = ask_for_names(engine, &device, deadline)?;
-                let own = path.filter(|path| is_own(path.identity_now.of()));
-                let is_found = own.is_some();
-                known_paths.extend(own);
-                is_found
+            let mut is_silent = false;
+            if identity.names.is_empty() {
+                let Some(path) = ask_for_names(engine, &device, deadline)? else {
+                    continue;
+                };
+                identity = path.identity_now.of().clone();
+                let answers = matches!(path.identity_now, PathIdentity::Live(_));
+                is_silent = path.disk.is_some() && !answers && identity.names.is_empty();
+                known_paths.push(path);
+            }
+            if is_path_of(engine, &device, &identity, unit, named_devices) {
+                self.found.push(device);
             } else {
-                is_own(&identity)
-            };
-            let list = if is_found {
-                &mut self.found
-            } else {
-                &mut self.lookalikes
-            };
-            list.push(device);
+                self.lookalikes.push(Lookalike {
+                    device,
+                    identity,
+                    is_silent,
+                });
+            }
         }
         Ok(())
     }

@@ -152,14 +152,24 @@ pub(in crate::engine) fn is_path_of(
     }
 }
 
-/// Describes what may be left of a unit where names prove nothing: those of the `candidates`
-/// with these names and, for a unit with only weak names, maps, except those at other targets
-/// than the unit's paths. None is touched.
+/// A device that may be a path of a unit, and is not proven to be one.
+#[derive(Debug)]
+pub(in crate::engine) struct Lookalike {
+    pub(in crate::engine) device: ScsiDevice,
+    /// As the kernel has read it or, where that has no name, as the device answers.
+    pub(in crate::engine) identity: Identity,
+    /// It is a disk of which the kernel has read no name, and it does not answer.
+    pub(in crate::engine) is_silent: bool,
+}
+
+/// Describes what may be left of a unit where names prove nothing: those of the `lookalikes`
+/// with its names or without an answer and, for a unit with only weak names, maps, except those
+/// at other targets than the unit's paths. None is touched.
 pub(in crate::engine) fn doubts_of(
     engine: &Engine,
     unit: &Identity,
     named_devices: &[ScsiDevice],
-    candidates: &[ScsiDevice],
+    lookalikes: &[Lookalike],
 ) -> Result<Vec<String>> {
     let places = named_devices
         .iter()
@@ -171,23 +181,26 @@ pub(in crate::engine) fn doubts_of(
         places.peek().is_some() && places.all(|it| it.compare(&place) == PlaceComparison::Different)
     };
     let mut doubts = Vec::new();
-    for device in candidates {
-        let identity = match device.cached_identity() {
-            Err(error) if device.is_vanishing(&error) => continue,
-            identity => identity?,
-        };
-        let why = match unit.compare(&identity) {
-            Comparison::Same(_) if unit.is_weak() => "which is no unique name",
-            Comparison::Unknown if unit.differs_beside_its_names(&identity) => {
-                "with another T10 text and serial number than this unit's"
+    for lookalike in lookalikes.iter().filter(|it| it.device.is_there()) {
+        let Lookalike {
+            device, identity, ..
+        } = lookalike;
+        let reports = match unit.compare(identity) {
+            Comparison::Same(_) if unit.is_weak() => {
+                format!("reports {identity}, which is no unique name")
+            }
+            Comparison::Unknown if unit.differs_beside_its_names(identity) => format!(
+                "reports {identity}, with another T10 text and serial number than this unit's"
+            ),
+            _ if lookalike.is_silent => {
+                "does not answer, and the kernel has read no name of it".to_owned()
             }
             _ => continue,
         };
         if !is_elsewhere(device) {
             let hctl = device.hctl();
             doubts.push(format!(
-                "{hctl} reports {identity}, {why}: it may be a path of this unit and was \
-                 left in place"
+                "{hctl} {reports}: it may be a path of this unit and was left in place"
             ));
         }
     }

@@ -21,7 +21,8 @@ pub(super) struct KernelThreads<'a> {
 const KTHREADD: u32 = 2;
 
 /// `PF_KTHREAD` (`include/linux/sched.h`): a process that ends loses its executable
-/// file while it still has descriptors, and never gains this flag.
+/// file while it still has descriptors, and never gains this flag. The execution of a program
+/// clears it (`fs/exec.c`, `begin_new_exec`).
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
 /// Children of kthreadd that are threads of the kernel.
@@ -31,8 +32,10 @@ impl<'a> KernelThreads<'a> {
     pub(super) fn read(roots: &Roots, tables: &'a DescriptorTables) -> Self {
         let kthreadd = roots.proc.join(KTHREADD.to_string());
         let children = kthreadd.join(format!("task/{KTHREADD}/children"));
-        let is_it = || sysfs::read(&kthreadd.join("comm")).is_ok_and(|name| name == "kthreadd");
-        let text = proc_file::read(&children).ok().filter(|_| is_it());
+        // In another PID namespace a program has this number.
+        let text = proc_file::read(&children)
+            .ok()
+            .filter(|_| is_kernel_thread(&kthreadd));
         let text = String::from_utf8(text.unwrap_or_default()).unwrap_or_default();
         let children = text.split_ascii_whitespace();
         let children: BTreeSet<u32> = children.filter_map(|pid| pid.parse().ok()).collect();
@@ -49,20 +52,25 @@ impl<'a> KernelThreads<'a> {
         if known.contains(&pid) {
             return true;
         }
-        // All threads of the kernel have the table of kthreadd (`kernel/kthread.c`,
+        // The threads that kthreadd has made have its table of descriptors (`kernel/kthread.c`,
         // `create_kthread`), and no program has it (`kernel/umh.c`,
         // `call_usermodehelper_exec_work`).
-        let is_thread = match self.tables.compare(KTHREADD, pid) {
-            Ok(is_thread) => is_thread,
-            // It has ended, and another process may have its number next.
-            Err(Errno::ESRCH) => return true,
-            Err(_) => flags(process).is_some_and(|flags| flags & KERNEL_THREAD != 0),
-        };
-        if is_thread {
-            known.insert(pid);
+        match self.tables.compare(KTHREADD, pid) {
+            Ok(true) => {
+                known.insert(pid);
+                true
+            }
+            Ok(false) => false,
+            // It has ended.
+            Err(Errno::ESRCH) => true,
+            // Before Linux 5.19 a program has the flag too until it is executed.
+            Err(_) => is_kernel_thread(process),
         }
-        is_thread
     }
+}
+
+fn is_kernel_thread(process: &Path) -> bool {
+    flags(process).is_some_and(|flags| flags & KERNEL_THREAD != 0)
 }
 
 /// The process's flags in `stat` (proc(5), field 9); its command may contain blanks
@@ -86,7 +94,7 @@ mod tests {
         let roots = Roots::below(root.path());
         let process = |pid: &str| roots.proc.join(pid);
         fs::create_dir_all(process("2/task/2")).unwrap();
-        fs::write(process("2/comm"), "kthreadd\n").unwrap();
+        fs::write(process("2/stat"), "2 (kthreadd) S 0 0 0 0 -1 2129984 0\n").unwrap();
         // No process of this machine has such a high number.
         let (thread, program) = (4_194_305, 4_194_306);
         let children = format!("{thread} {program}");

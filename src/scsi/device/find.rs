@@ -55,9 +55,9 @@ impl ScsiDevice {
         Ok(devices)
     }
 
-    /// The devices whose units may have a wanted name, by the strongest name in the
-    /// kernel's copies, in the order of their addresses. A device of which the kernel has
-    /// read no name is one of them. A device of another name costs three system calls.
+    /// The devices whose units may have a wanted name, by the strongest name and the unique
+    /// ones in the kernel's copies, in the order of their addresses. A device of which the kernel
+    /// has read no name is one of them. A device of other names costs three system calls.
     pub(crate) fn candidates(
         roots: &Roots,
         is_wanted: impl Fn(&Wwid) -> bool,
