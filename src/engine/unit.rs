@@ -323,11 +323,13 @@ mod tests {
         let disk = silent.join("block/sdb");
         fs::create_dir_all(&disk).unwrap();
         fs::write(disk.join("dev"), "8:16\n").unwrap();
-        let doubts = doubts();
+        let found = doubts();
         assert!(
-            doubts.len() == 1 && doubts[0].contains("3:0:0:1 does not answer"),
-            "{doubts:?}"
+            found.len() == 1 && found[0].contains("3:0:0:1 does not answer"),
+            "{found:?}"
         );
+        fs::write(disk.join("removable"), "1\n").unwrap();
+        assert!(doubts().is_empty(), "a card reader: {:?}", doubts());
     }
 
     #[test]

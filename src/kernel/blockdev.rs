@@ -115,6 +115,13 @@ impl BlockDevice {
         Ok(sysfs::read(&self.dir.join("ro"))? != "0")
     }
 
+    /// Whether its medium can be removed, as that of a card reader (`block/genhd.c`,
+    /// `disk_removable_show`).
+    pub(crate) fn has_removable_medium(&self) -> Result<bool> {
+        let removable = sysfs::read_if_there(&self.dir.join("removable"))?;
+        Ok(removable.as_deref() == Some("1"))
+    }
+
     /// One line about the visible state, for the error of a timeout.
     pub(crate) fn describe(&self) -> String {
         let attribute = |name: &str| {

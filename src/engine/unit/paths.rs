@@ -169,7 +169,11 @@ impl UnitDevices {
                 };
                 identity = path.identity_now.of().clone();
                 let answers = matches!(path.identity_now, PathIdentity::Live(_));
-                is_silent = path.disk.is_some() && !answers && identity.names.is_empty();
+                // No array presents a unit with a removable medium.
+                is_silent = match &path.disk {
+                    Some(disk) => !answers && !disk.has_removable_medium()?,
+                    None => false,
+                };
                 known_paths.push(path);
             }
             if is_path_of(engine, &device, &identity, unit, named_devices) {

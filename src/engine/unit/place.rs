@@ -158,7 +158,8 @@ pub(in crate::engine) struct Lookalike {
     pub(in crate::engine) device: ScsiDevice,
     /// As the kernel has read it or, where that has no name, as the device answers.
     pub(in crate::engine) identity: Identity,
-    /// It is a disk of which the kernel has read no name, and it does not answer.
+    /// It is a disk of which the kernel has read no name, it does not answer, and its medium
+    /// cannot be removed.
     pub(in crate::engine) is_silent: bool,
 }
 
