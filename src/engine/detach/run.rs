@@ -32,7 +32,7 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) unwritten_paths: Vec<ScsiDevice>,
     /// The paths that were read before the first pass.
     pub(in crate::engine) first_paths: Vec<KnownPath>,
-    /// Those of the last pass.
+    /// The devices that the last pass found and could not prove to be paths of the unit.
     pub(in crate::engine) lookalikes: Vec<Lookalike>,
     /// A path did not answer a request of this detach in time. That request releases the
     /// device when it returns.
