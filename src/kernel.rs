@@ -6,6 +6,7 @@ pub mod blockdev;
 mod btrfs_devices;
 pub(crate) mod device_dir;
 pub mod devices;
+mod directory;
 pub(crate) mod dm;
 pub(crate) mod exports;
 pub(crate) mod file_server_lookup;

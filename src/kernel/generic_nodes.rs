@@ -24,10 +24,13 @@ const CLASSES: [(&str, &str); 4] = [
     ("scsi_changer", ""),
 ];
 
-/// The generic devices of the SCSI device at this directory of sysfs; none if it is no SCSI
-/// device.
+/// The generic devices of the SCSI device at this directory of sysfs; none if there is no
+/// such device.
 pub(crate) fn read_generic_nodes(device: &Path) -> Result<Vec<GenericNode>> {
     let mut nodes = Vec::new();
+    if !device.exists() {
+        return Ok(nodes);
+    }
     for (class, directory) in CLASSES {
         let class = device.join(class);
         for name in sysfs::names(&class)? {

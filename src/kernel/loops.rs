@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use super::file_servers::FileServers;
 use super::{Roots, file_server_lookup, sysfs};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Stage};
@@ -32,7 +31,7 @@ pub(crate) struct Loops {
 pub(crate) fn read_loops(
     roots: &Roots,
     devices: &[DevNo],
-    servers: &FileServers,
+    is_on_file_server: &dyn Fn(&Path) -> bool,
     deadline: Deadline,
 ) -> Result<Loops> {
     let mut loops = Loops::default();
@@ -46,7 +45,7 @@ pub(crate) fn read_loops(
             continue;
         };
         let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(&path)).to_owned();
-        if servers.contains(&path) {
+        if is_on_file_server(&path) {
             continue;
         }
         let node = roots.dev.join(&name);
@@ -121,9 +120,9 @@ mod tests {
         }
         fs::create_dir_all(roots.sysfs.join("block/loop4")).unwrap();
         let mounts = [("nfs4", PathBuf::from("/srv/nfs"))];
-        let servers = FileServers::of_mounts(mounts.into_iter());
+        let servers = crate::kernel::file_servers::FileServers::of_mounts(mounts.into_iter());
         let soon = Deadline::after(std::time::Duration::from_secs(600));
-        let loops = read_loops(&roots, &[SDA], &servers, soon).unwrap();
+        let loops = read_loops(&roots, &[SDA], &|path| servers.contains(path), soon).unwrap();
         assert_eq!(loops.found, [("loop0".to_owned(), SDA)]);
         // Its node is missing, and its path leads nowhere.
         assert_eq!(loops.unknown, ["loop3"]);
@@ -147,7 +146,7 @@ mod tests {
         });
         assert!(earlier.is_err());
         let soon = Deadline::after(std::time::Duration::from_secs(600));
-        let looked = read_loops(&roots, &[SDA], &FileServers::default(), soon);
+        let looked = read_loops(&roots, &[SDA], &|_| false, soon);
         assert_eq!(looked.unwrap_err().kind(), ErrorKind::TimedOut);
     }
 }

@@ -44,11 +44,11 @@ pub(crate) fn pids(roots: &Roots) -> Result<Vec<u32>> {
 /// kernel. These have the table of descriptors and the mount namespace of kthreadd, which is
 /// included.
 pub(crate) fn program_pids(roots: &Roots) -> Result<Vec<u32>> {
-    program_pids_by(roots, &DescriptorTables::read(roots))
+    let tables = DescriptorTables::read(roots);
+    pids_without(roots, &KernelThreads::read(roots, &tables))
 }
 
-fn program_pids_by(roots: &Roots, tables: &DescriptorTables) -> Result<Vec<u32>> {
-    let kernel_threads = KernelThreads::read(roots, tables);
+fn pids_without(roots: &Roots, kernel_threads: &KernelThreads<'_>) -> Result<Vec<u32>> {
     let mut pids = pids(roots)?;
     pids.retain(|pid| !kernel_threads.has(*pid, &roots.proc.join(pid.to_string())));
     Ok(pids)
@@ -164,7 +164,8 @@ impl DescriptorScan {
         let mut openers = Openers::default();
         let mut processes = Vec::new();
         let tables = DescriptorTables::read(roots);
-        for pid in program_pids_by(roots, &tables)? {
+        let kernel_threads = KernelThreads::read(roots, &tables);
+        for pid in pids_without(roots, &kernel_threads)? {
             let path = roots.proc.join(pid.to_string());
             let mut is_complete = true;
             let descriptors = tables.descriptors(pid, &path, &mut is_complete);
@@ -182,7 +183,10 @@ impl DescriptorScan {
                 scan.add(roots, devices, descriptor, &mut is_complete);
             }
             openers.found.extend(scan.found);
-            processes.push(scan.process);
+            // A thread of the kernel has no memory.
+            if !kernel_threads.is_parent(pid) {
+                processes.push(scan.process);
+            }
             if !is_complete {
                 openers.unreadable.insert(pid);
             }

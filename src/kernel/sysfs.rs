@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use nix::errno::Errno;
 
-use super::Devices;
+use super::{Devices, directory};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Nearly every attribute fits into this many bytes.
@@ -99,21 +99,13 @@ pub(crate) fn write_if(
 }
 
 /// The names in a directory, sorted; none if the directory is missing.
-pub fn names(directory: &Path) -> Result<Vec<String>> {
-    let failed = |error: &io::Error| Error::io("cannot list", directory, error);
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if gone(&error) => return Ok(Vec::new()),
-        Err(error) => return Err(failed(&error)),
-    };
+pub fn names(path: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in entries {
-        match entry {
-            Ok(entry) => names.extend(entry.file_name().into_string()),
-            // The directory went away between two reads of it.
-            Err(error) if gone(&error) => break,
-            Err(error) => return Err(failed(&error)),
-        }
+    let read = directory::read_names(path, |name| names.extend(name.to_str().map(str::to_owned)));
+    match read {
+        // It may also go away between two reads of it.
+        Err(error) if !gone(&error) => return Err(Error::io("cannot list", path, &error)),
+        _ => {}
     }
     names.sort();
     Ok(names)

@@ -172,7 +172,9 @@ fn exchange(
     roots: &Roots,
     deadline: Deadline,
 ) -> Result<Vec<Message>> {
-    let before = refusal::read_connection_facts(roots, attempt.index);
+    // The state that refused a connect may end before the device is read again.
+    let before =
+        (stage == Stage::Connect).then(|| refusal::read_connection_facts(roots, attempt.index));
     let request = genl::Request {
         family: abi::FAMILY_NAME,
         payload: genl::Payload {
@@ -185,7 +187,7 @@ fn exchange(
     let what = format!("the kernel's NBD driver to {stage}");
     let seen = || refusal::read_facts(roots, attempt.index).to_string();
     let answers = genl::call(request, stage, &what, deadline, seen)
-        .map_err(|error| refusal::explain(roots, stage, attempt, &before, error))?;
+        .map_err(|error| refusal::explain(roots, stage, attempt, before.as_ref(), error))?;
     answers
         .iter()
         .map(|answer| Message::decode(answer.command, &answer.attributes))

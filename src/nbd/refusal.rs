@@ -104,7 +104,7 @@ pub(super) enum DeviceSnapshot {
     Unreadable(NbdIndex),
 }
 
-/// Reads whether it is connected, before a command, to explain a later refusal.
+/// Reads whether it is connected, before a connect, to explain a later refusal.
 pub(super) fn read_connection_facts(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
     snapshot(roots, index, NbdDevice::connection_facts)
 }
@@ -161,7 +161,7 @@ pub(super) fn explain(
     roots: &Roots,
     stage: Stage,
     attempt: &RefusedCommand,
-    before: &DeviceSnapshot,
+    before: Option<&DeviceSnapshot>,
     error: Error,
 ) -> Error {
     let Some(errno) = error.errno().map(Errno::from_raw) else {
@@ -193,12 +193,12 @@ pub(super) fn explain(
 
 fn explain_busy(
     attempt: &RefusedCommand,
-    before: &DeviceSnapshot,
+    before: Option<&DeviceSnapshot>,
     after: &DeviceSnapshot,
 ) -> (Refusal, String) {
     let name = name(attempt);
-    let snapshots = [after, before];
-    let mut seen = snapshots.iter().filter_map(|snapshot| snapshot.facts());
+    let snapshots = [Some(after), before].into_iter().flatten();
+    let mut seen = snapshots.filter_map(DeviceSnapshot::facts);
     if let Some(facts) = seen.clone().find(|facts| facts.pid.is_some()) {
         let backend = facts.backend.as_deref();
         let backend = backend.map_or_else(
@@ -221,7 +221,7 @@ fn explain_invalid(
     roots: &Roots,
     stage: Stage,
     attempt: &RefusedCommand,
-    before: &DeviceSnapshot,
+    before: Option<&DeviceSnapshot>,
     after: &DeviceSnapshot,
 ) -> (Refusal, String) {
     let name = name(attempt);
@@ -230,7 +230,7 @@ fn explain_invalid(
     if let Some(broken) = broken_by_arguments(roots, attempt) {
         return broken;
     }
-    if stage != Stage::Connect && matches!((before, after), (_, DeviceSnapshot::Absent(_))) {
+    if stage != Stage::Connect && matches!(after, DeviceSnapshot::Absent(_)) {
         let words = format!("there is no {name}");
         return (Refusal::UnknownIndex, words);
     }
@@ -249,7 +249,7 @@ fn explain_invalid(
         (Stage::Disconnect, _) | (Stage::Reconfigure, Some(_)) => {
             (Refusal::GoingDown, format!("{name} is being taken away"))
         }
-        (Stage::Connect, None) if before.facts().is_some() => {
+        (Stage::Connect, None) if before.is_some_and(|before| before.facts().is_some()) => {
             (Refusal::GoingDown, format!("{name} is being taken away"))
         }
         _ => {

@@ -5,6 +5,7 @@
 //! unchanged. The layers above decide what a call means.
 
 pub mod block;
+pub mod directory;
 pub mod dm;
 pub mod files;
 pub mod iscsi;

@@ -171,7 +171,7 @@ fn lock_journal(directory: &Path) -> Result<Flock<File>> {
         let file = lock_file::open(&path).map_err(|error| failed(&error))?;
         let locked = lock_file::lock(&path, file, FlockArg::LockExclusiveNonblock);
         match locked.map_err(|error| failed(&error))? {
-            Locked::Ours(mut file) => {
+            Locked::Ours(mut file, _) => {
                 // The id is for the error of the next process; the lock itself is the flock.
                 let _ = file
                     .set_len(0)

@@ -173,17 +173,19 @@ impl DeviceLock {
         let file = open(path)?;
         crash_point!(DeviceLockCreated);
         let locked = lock_file::lock(path, file, mode).map_err(|error| failed(&error))?;
-        let Locked::Ours(file) = locked else {
+        let Locked::Ours(file, length) = locked else {
             return Ok(None);
         };
-        let ours = file.metadata().map_err(|error| failed(&error))?;
-        let was_abandoned = ours.len() > 0;
+        let was_abandoned = length > 0;
         // The lock itself is the flock. The process id serves the error of waiting processes,
         // and tells the next holder if this one dies. It is written over the last one, so that
         // a full file system keeps that of a dead holder.
         let id = std::process::id().to_string();
-        let written = file.write_all_at(id.as_bytes(), 0);
-        let written = written.and_then(|()| file.set_len(u64::try_from(id.len()).unwrap_or(0)));
+        let id_length = u64::try_from(id.len()).unwrap_or(0);
+        let mut written = file.write_all_at(id.as_bytes(), 0);
+        if length > id_length {
+            written = written.and_then(|()| file.set_len(id_length));
+        }
         written.map_err(|error| failed(&error))?;
         crash_point!(DeviceLockTaken);
         Ok(Some(Self {

@@ -14,8 +14,8 @@ const MODE: u32 = 0o600;
 /// The result of an attempt to lock without waiting.
 #[derive(Debug)]
 pub(in crate::engine) enum Locked {
-    /// The file at the path is locked.
-    Ours(Flock<File>),
+    /// The file at the path is locked, and had this length in bytes then.
+    Ours(Flock<File>, u64),
     /// Another process has the lock.
     HeldByAnother,
     /// The file was removed before it was locked, and another process may lock the next
@@ -39,8 +39,13 @@ pub(in crate::engine) fn open(path: &Path) -> io::Result<File> {
 /// Those of the kernel.
 pub(in crate::engine) fn lock(path: &Path, file: File, how: FlockArg) -> io::Result<Locked> {
     match Flock::lock(file, how) {
-        Ok(file) if is_at(path, &file)? => Ok(Locked::Ours(file)),
-        Ok(_) => Ok(Locked::Removed),
+        Ok(file) => {
+            let ours = file.metadata()?;
+            if is_file_at(path, &ours) {
+                return Ok(Locked::Ours(file, ours.len()));
+            }
+            Ok(Locked::Removed)
+        }
         Err((_, Errno::EWOULDBLOCK | Errno::EINTR)) => Ok(Locked::HeldByAnother),
         Err((_, errno)) => Err(errno.into()),
     }
@@ -51,9 +56,12 @@ pub(in crate::engine) fn lock(path: &Path, file: File, how: FlockArg) -> io::Res
 /// # Errors
 /// Those of the file system.
 pub(in crate::engine) fn is_at(path: &Path, file: &File) -> io::Result<bool> {
-    let ours = file.metadata()?;
+    Ok(is_file_at(path, &file.metadata()?))
+}
+
+fn is_file_at(path: &Path, ours: &fs::Metadata) -> bool {
     let is_ours = |there: fs::Metadata| (there.dev(), there.ino()) == (ours.dev(), ours.ino());
-    Ok(fs::symlink_metadata(path).is_ok_and(is_ours))
+    fs::symlink_metadata(path).is_ok_and(is_ours)
 }
 
 #[cfg(test)]
@@ -78,7 +86,7 @@ mod tests {
         let other = lock(&path, early, ALONE).unwrap();
         assert!(matches!(other, Locked::Removed), "{other:?}");
         let ours = lock(&path, next, ALONE).unwrap();
-        assert!(matches!(ours, Locked::Ours(_)), "{ours:?}");
+        assert!(matches!(ours, Locked::Ours(_, 0)), "{ours:?}");
         let refused = lock(&path, open(&path).unwrap(), ALONE).unwrap();
         assert!(matches!(refused, Locked::HeldByAnother), "{refused:?}");
     }

@@ -43,7 +43,7 @@ impl FailedFlush {
         let text = text.filter(|text| !text.is_empty());
         let note = text.map(|text| Note::parse(&text));
         Ok(note.and_then(|note| match note.under_way() {
-            Some(errors) if failed_commands_of(&self.disk) == errors => None,
+            Some(errors) if UnitBehindDisk::read(&self.disk).failed_commands() == errors => None,
             _ => Some(note.why),
         }))
     }
@@ -67,9 +67,13 @@ impl FailedFlush {
         let read = self.read().map_err(|error| error.at(Stage::Flush));
         let is_first = read?.is_none();
         if is_first {
-            let errors = failed_commands_of(&self.disk);
-            self.write(&format!("{UNDER_WAY}{errors} commands had failed before"))
-                .map_err(|error| error.at(Stage::Flush))?;
+            let unit = UnitBehindDisk::read(&self.disk);
+            let errors = unit.failed_commands();
+            self.write_for(
+                &format!("{UNDER_WAY}{errors} commands had failed before"),
+                &unit,
+            )
+            .map_err(|error| error.at(Stage::Flush))?;
         }
         Ok(FlushUnderWay {
             mark: self,
@@ -87,17 +91,26 @@ impl FailedFlush {
     }
 
     fn write(&self, why: &str) -> Result<()> {
+        self.write_for(why, &UnitBehindDisk::read(&self.disk))
+    }
+
+    fn write_for(&self, why: &str, unit: &UnitBehindDisk) -> Result<()> {
         if !self.disk.dir().exists() {
             return Ok(());
         }
         let note = Note {
             why: why.to_owned(),
-            names: names_of(&self.disk),
+            names: unit.names(),
         };
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         crash_point!(FailedFlushToWrite);
-        run_dir::make(folder)?;
-        let written = note.write(&self.path);
+        let written = match note.write(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                run_dir::make(folder)?;
+                note.write(&self.path)
+            }
+            written => written,
+        };
         written.map_err(|error| Error::io("cannot write", &self.path, &error))?;
         crash_point!(FailedFlushWritten);
         Ok(())
@@ -162,18 +175,46 @@ const UNDER_WAY: &str = "its process died while it was under way, when ";
 const UNCOUNTED: &str = "its process ended while it was under way, and a dead path does not count \
                          the commands that it rejects";
 
-/// How many commands the device, or the devices below the map, have failed; 0 if the kernel
-/// does not count them, as for NBD.
-fn failed_commands_of(disk: &BlockDevice) -> u64 {
-    let below = match Map::of_disk(disk) {
-        Ok(Some(map)) => map.paths().unwrap_or_default(),
-        _ => vec![disk.clone()],
-    };
-    let errors = below.iter().map(|disk| {
+/// What the kernel shows of the unit behind a disk or a map.
+enum UnitBehindDisk {
+    Map(Map),
+    Device(ScsiDevice),
+    /// The disk is neither a map nor a SCSI disk, or it is gone.
+    Unknown,
+}
+
+impl UnitBehindDisk {
+    fn read(disk: &BlockDevice) -> Self {
+        if let Ok(Some(map)) = Map::of_disk(disk) {
+            return Self::Map(map);
+        }
         let device = ScsiDevice::of_disk(disk).ok().flatten();
-        device.and_then(|device| device.failed_commands())
-    });
-    errors.sum::<Option<u64>>().unwrap_or(0)
+        device.map_or(Self::Unknown, Self::Device)
+    }
+
+    /// How many commands the device, or the devices below the map, have failed; 0 if the kernel
+    /// does not count them, as for NBD.
+    fn failed_commands(&self) -> u64 {
+        let of_path = |path: &BlockDevice| {
+            let device = ScsiDevice::of_disk(path).ok().flatten();
+            device.and_then(|device| device.failed_commands())
+        };
+        let count = match self {
+            Self::Map(map) => map.paths().unwrap_or_default().iter().map(of_path).sum(),
+            Self::Device(device) => device.failed_commands(),
+            Self::Unknown => None,
+        };
+        count.unwrap_or(0)
+    }
+
+    /// The names of the unit, as far as the kernel shows them.
+    fn names(&self) -> Vec<Wwid> {
+        match self {
+            Self::Map(map) => map.wwid().into_iter().collect(),
+            Self::Device(device) => device.cached_identity().unwrap_or_default().names,
+            Self::Unknown => Vec::new(),
+        }
+    }
 }
 
 /// The size of a mark's file: a page of most file systems in memory.
@@ -227,16 +268,6 @@ impl fmt::Display for Note {
         writeln!(f, "{}", self.why)?;
         self.names.iter().try_for_each(|name| writeln!(f, "{name}"))
     }
-}
-
-/// The names of the unit behind a disk or a map, as far as the kernel shows them.
-fn names_of(disk: &BlockDevice) -> Vec<Wwid> {
-    if let Ok(Some(map)) = Map::of_disk(disk) {
-        return map.wwid().into_iter().collect();
-    }
-    let device = ScsiDevice::of_disk(disk).ok().flatten();
-    let identity = device.and_then(|device| device.cached_identity().ok());
-    identity.unwrap_or_default().names
 }
 
 /// Whether to keep the marks of a loss that was reported.

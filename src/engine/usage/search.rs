@@ -1,5 +1,6 @@
 //! Reads the users of disks, and decides nothing.
 
+use std::cell::LazyCell;
 use std::path::Path;
 
 use crate::deadline::Deadline;
@@ -235,16 +236,18 @@ impl UserSearch {
 
     /// Reads the opens of the kernel itself, which are in no process.
     fn read_without_process(&mut self, roots: &Roots, deadline: Deadline) -> Result<()> {
-        // A process without mounts has no file servers either.
-        let servers = mounts::read_file_servers(roots).unwrap_or_default();
-        let loops = loops::read_loops(roots, &self.numbers, &servers, deadline)?;
+        // Most machines have neither a loop device nor a target. A process without mounts has no
+        // file servers either.
+        let servers = LazyCell::new(|| mounts::read_file_servers(roots).unwrap_or_default());
+        let is_on_file_server = |path: &Path| servers.contains(path);
+        let loops = loops::read_loops(roots, &self.numbers, &is_on_file_server, deadline)?;
         for (device, backing) in loops.found {
             self.add(backing, &Holder::Loop { device });
         }
         let unseen = loops.unknown.into_iter();
         let unseen = unseen.map(|device| NotLookedAt::LoopDevice { device });
         self.not_looked_at.extend(unseen);
-        let exports = exports::read_exports(roots, &self.numbers, &servers, deadline)?;
+        let exports = exports::read_exports(roots, &self.numbers, &is_on_file_server, deadline)?;
         for (volume, device) in exports.found {
             self.add(device, &Holder::Export { volume });
         }

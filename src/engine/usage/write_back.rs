@@ -125,15 +125,16 @@ pub(in crate::engine) fn write_back_below_map(
     };
     let (file, own, roots) = (Arc::clone(file), disk.clone(), engine.roots().clone());
     let written = move |file: &File| {
+        let disk = own.to_write_back(&roots, file)?;
         let mut dropped = Ok(());
         // Both may make a write fail.
         let written = mark.begin()?.run(is_failed_write, |_| {
-            dropped = own.drop_pages(&roots, file);
-            own.write_pages(&roots, file)
+            dropped = disk.drop_pages();
+            disk.write_pages()
         });
         match written {
             Err(error) if is_failed_write(&error) => Err(error),
-            _ => Ok(dropped.and_then(|()| own.flush(&roots, file))),
+            _ => Ok(dropped.and_then(|()| disk.flush())),
         }
     };
     let flushed = run_in_queue(
@@ -217,7 +218,8 @@ fn flush_pages_and_cache(
     file: &File,
     flush: &FlushUnderWay,
 ) -> Result<Flush> {
-    match disk.drop_pages(roots, file) {
+    let unwritten = disk.to_write_back(roots, file)?;
+    match unwritten.drop_pages() {
         // Before Linux 5.11 a map passes this call on to the path that it used last, which may
         // be dead (`block/ioctl.c`, `blkdev_flushbuf`). The next calls take another path. They
         // also take the kernel's report of a failed write, so the mark of a process that dies in
@@ -228,11 +230,11 @@ fn flush_pages_and_cache(
         }
         dropped => dropped?,
     }
-    let all_written = disk.write_pages(roots, file)?;
+    let all_written = unwritten.write_pages()?;
     let path = all_written
         .then(|| PathBeforeFlush::look_at(disk))
         .flatten();
-    let Err(error) = disk.flush(roots, file) else {
+    let Err(error) = unwritten.flush() else {
         return Ok(Flush::Done);
     };
     match path.and_then(|path| path.refusal(roots, file, &error)) {

@@ -14,16 +14,51 @@ use crate::crash::crash_point;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::{OpenMode, Roots};
 
+/// An open disk whose pages, and those of its partitions, are to be written back.
+#[derive(Debug)]
+pub(crate) struct UnwrittenDisk<'a> {
+    roots: &'a Roots,
+    disk: &'a BlockDevice,
+    file: &'a File,
+    /// The partitions before the first step. A later one has pages only if a process has opened
+    /// the disk since, and a detach looks for such a process after its flush.
+    partitions: Vec<BlockDevice>,
+}
+
 impl BlockDevice {
+    /// This disk, which `file` has open, before its write-back.
+    ///
+    /// # Errors
+    /// Those of [`BlockDevice::partitions`].
+    pub(crate) fn to_write_back<'a>(
+        &'a self,
+        roots: &'a Roots,
+        file: &'a File,
+    ) -> Result<UnwrittenDisk<'a>> {
+        Ok(UnwrittenDisk {
+            roots,
+            disk: self,
+            file,
+            partitions: self.partitions()?,
+        })
+    }
+
+    pub(super) fn failed(&self, what: &str, roots: &Roots, error: &io::Error) -> Error {
+        Error::io(what, &self.node(roots), error)
+    }
+}
+
+impl UnwrittenDisk<'_> {
     /// Writes dirty pages back, waits for them and drops them (`BLKFLSBUF`). It does not report a
     /// failed write: the calls after it do. **Blocks** until the device has done it.
     ///
     /// # Errors
     /// `NotPermitted` without `CAP_SYS_ADMIN`. Before Linux 5.11 also those of the device's
     /// driver: `Vanished` if the last used path of a map is dead.
-    pub(crate) fn drop_pages(&self, roots: &Roots, file: &File) -> Result<()> {
+    pub(crate) fn drop_pages(&self) -> Result<()> {
         crash_point!(FlushToBegin);
-        self.on_each(roots, file, |device, file| {
+        let roots = self.roots;
+        self.on_each(|device, file| {
             let dropped = roots.devices.drop_pages(file);
             dropped.map_err(|error| device.failed("cannot drop the page cache of", roots, &error))
         })
@@ -34,9 +69,10 @@ impl BlockDevice {
     ///
     /// # Errors
     /// `Io` if a write failed, also an earlier one that was not reported. The pages are lost.
-    pub(crate) fn write_pages(&self, roots: &Roots, file: &File) -> Result<bool> {
+    pub(crate) fn write_pages(&self) -> Result<bool> {
         let mut all_written = true;
-        self.on_each(roots, file, |device, file| {
+        let roots = self.roots;
+        self.on_each(|device, file| {
             match roots.devices.write_pages(file) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => all_written = false,
                 Err(error) => return Err(device.failed("cannot write back", roots, &error)),
@@ -53,8 +89,9 @@ impl BlockDevice {
     /// # Errors
     /// `Io` if a write failed. The pages are lost, and the caller must not delete the
     /// device as if it had been flushed.
-    pub(crate) fn flush(&self, roots: &Roots, file: &File) -> Result<()> {
-        self.on_each(roots, file, |device, file| {
+    pub(crate) fn flush(&self) -> Result<()> {
+        let roots = self.roots;
+        self.on_each(|device, file| {
             let synced = roots.devices.sync(file);
             synced.map_err(|error| device.failed("cannot flush", roots, &error))
         })?;
@@ -62,25 +99,16 @@ impl BlockDevice {
         Ok(())
     }
 
-    fn on_each(
-        &self,
-        roots: &Roots,
-        file: &File,
-        mut operation: impl FnMut(&Self, &File) -> Result<()>,
-    ) -> Result<()> {
-        for partition in self.partitions()? {
-            let opened = partition.open(roots, OpenMode::Shared);
-            match opened.and_then(|opened| operation(&partition, &opened)) {
+    fn on_each(&self, mut operation: impl FnMut(&BlockDevice, &File) -> Result<()>) -> Result<()> {
+        for partition in &self.partitions {
+            let opened = partition.open(self.roots, OpenMode::Shared);
+            match opened.and_then(|opened| operation(partition, &opened)) {
                 // Another process removed the partition, and the kernel wrote it back at
                 // that time.
                 Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
                 done => done?,
             }
         }
-        operation(self, file)
-    }
-
-    pub(super) fn failed(&self, what: &str, roots: &Roots, error: &io::Error) -> Error {
-        Error::io(what, &self.node(roots), error)
+        operation(self.disk, self.file)
     }
 }

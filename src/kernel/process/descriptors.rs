@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-use crate::kernel::Roots;
+use crate::kernel::{Roots, directory, proc_file};
 
 /// The count of links of `/proc/PID/task` if the process has one thread: two of each
 /// directory, and one for each thread (`fs/proc/base.c`, `proc_task_getattr`).
@@ -115,20 +115,18 @@ fn other_threads(pid: u32, process: &Path, is_complete: &mut bool) -> Vec<u32> {
 }
 
 fn entries(dir: &Path, is_complete: &mut bool) -> Vec<PathBuf> {
-    let entries = unless_denied(fs::read_dir(dir), is_complete);
-    let entries = entries.into_iter().flatten();
-    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths = Vec::new();
+    let read = directory::read_names(dir, |name| paths.push(dir.join(name)));
+    unless_denied(read, is_complete);
     paths
-        .filter_map(|path| unless_denied(path, is_complete))
-        .collect()
 }
 
 /// Whether a descriptor was opened for writing, by the flags in `fdinfo` (`fs/proc/fd.c`,
 /// octal); `None` if it does not have the device open. A descriptor whose flags cannot be
 /// read may write.
 pub(super) fn writes(descriptor: &Path) -> Option<bool> {
-    let text = match fs::read_to_string(fdinfo_path(descriptor)?) {
-        Ok(text) => text,
+    let text = match proc_file::read(&fdinfo_path(descriptor)?) {
+        Ok(text) => String::from_utf8_lossy(&text).into_owned(),
         Err(error) => return (!has_gone(&error)).then_some(true),
     };
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));

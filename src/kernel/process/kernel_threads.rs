@@ -44,6 +44,11 @@ impl<'a> KernelThreads<'a> {
         Self { children, tables }
     }
 
+    /// Whether this is kthreadd. `false` if `/proc` does not show its children.
+    pub(super) fn is_parent(&self, pid: u32) -> bool {
+        pid == KTHREADD && !self.children.is_empty()
+    }
+
     pub(super) fn has(&self, pid: u32, process: &Path) -> bool {
         if !self.children.contains(&pid) {
             return false;
@@ -108,6 +113,7 @@ mod tests {
         let threads = KernelThreads::read(&roots, &tables);
         let is_thread = |pid: u32| threads.has(pid, &process(&pid.to_string()));
         assert!(is_thread(thread) && !is_thread(program));
+        assert!(threads.is_parent(KTHREADD) && !threads.is_parent(program));
         let mut programs = program_pids(&roots).unwrap();
         programs.sort_unstable();
         assert_eq!(programs, [KTHREADD, program]);

@@ -59,14 +59,8 @@ fn scsi(rounds: usize) -> Vec<ScaleWay> {
 fn nbd(rounds: usize) -> Vec<ScaleWay> {
     let module = NbdModule::load(16);
     let most = NBD_OTHERS.iter().max().expect("a number of others");
-    let servers: Vec<NbdServer> = (0..=most.div_ceil(CLIENTS))
-        .map(|_| NbdServer::nbdkit(At::unix(), &["--threads=1", "memory", "1M"]))
-        .collect();
-    let source = |server: u32, name: &str| -> Source {
-        let server = &servers[usize::try_from(server).expect("a small number")];
-        server.uri(name).parse().expect("a source")
-    };
-    let wanted = source(most.div_ceil(CLIENTS), "wanted");
+    let server = start_server();
+    let wanted = source(&server, "wanted");
     let own = engine();
     let mut ways = beside(
         &[0, *most],
@@ -76,9 +70,9 @@ fn nbd(rounds: usize) -> Vec<ScaleWay> {
             &wanted,
         )],
         rounds,
-        connections_without_devices(&servers),
+        connections_without_devices(),
     );
-    let mut attached = 0;
+    let (mut attached, mut servers) = (0, OtherServers::default());
     ways.extend(beside(
         &NBD_OTHERS,
         &[
@@ -89,7 +83,7 @@ fn nbd(rounds: usize) -> Vec<ScaleWay> {
         |others| {
             let another = engine();
             for number in attached..others {
-                let other = source(number / CLIENTS, &format!("v{number}"));
+                let other = source(servers.of(number), &format!("v{number}"));
                 attach(&another, &other);
             }
             attached = others;
@@ -100,22 +94,44 @@ fn nbd(rounds: usize) -> Vec<ScaleWay> {
     ways
 }
 
-/// Opens as many connections to the servers as so many devices have. Like those of devices, no
+fn start_server() -> NbdServer {
+    NbdServer::nbdkit(At::unix(), &["--threads=1", "memory", "1M"])
+}
+
+fn source(server: &NbdServer, name: &str) -> Source {
+    server.uri(name).parse().expect("a source")
+}
+
+/// The servers of the other devices. Each is started for its first client.
+#[derive(Default)]
+struct OtherServers(Vec<NbdServer>);
+
+impl OtherServers {
+    fn of(&mut self, client: u32) -> &NbdServer {
+        let place = usize::try_from(client / CLIENTS).expect("a small number");
+        while self.0.len() <= place {
+            self.0.push(start_server());
+        }
+        &self.0[place]
+    }
+}
+
+/// Opens as many connections to servers as so many devices have. Like those of devices, no
 /// process has lunbd's ends of them open: they are in messages that no process has received.
-fn connections_without_devices(servers: &[NbdServer]) -> impl FnMut(u32) {
+fn connections_without_devices() -> impl FnMut(u32) {
     let (sender, receiver) = UnixStream::pair().expect("a pair of sockets");
+    let mut servers = OtherServers::default();
     move |others| {
         let _stays_open = &receiver;
-        let wanted: Vec<u32> = (0..others).map(|number| number / CLIENTS).collect();
-        for servers_of_one_message in wanted.chunks(PASSED_AT_ONCE) {
-            let connect = |server: &u32| {
-                let server = &servers[usize::try_from(*server).expect("a small number")];
-                let At::Unix(socket) = server.at() else {
+        let clients: Vec<u32> = (0..others).collect();
+        for clients_of_one_message in clients.chunks(PASSED_AT_ONCE) {
+            let connect = |client: &u32| {
+                let At::Unix(socket) = servers.of(*client).at() else {
                     panic!("the servers are at unix sockets");
                 };
                 UnixStream::connect(socket).expect("a connection")
             };
-            let connections: Vec<_> = servers_of_one_message.iter().map(connect).collect();
+            let connections: Vec<_> = clients_of_one_message.iter().map(connect).collect();
             let passed: Vec<_> = connections.iter().map(AsRawFd::as_raw_fd).collect();
             let passed = [ControlMessage::ScmRights(&passed)];
             let (to, text) = (sender.as_raw_fd(), [IoSlice::new(b"connections")]);

@@ -1,0 +1,21 @@
+//! The names in a directory.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+
+/// Hands over each name in a directory, in the kernel's order.
+///
+/// # Errors
+/// Those of the file system. The names before the error were handed over.
+pub(super) fn read_names(path: &Path, take: impl FnMut(&OsStr)) -> io::Result<()> {
+    let mut options = File::options();
+    let directory = options.read(true).custom_flags(OFlag::O_DIRECTORY.bits());
+    let directory = directory.open(path)?;
+    Ok(lunbd_sys::directory::read_names(directory.as_fd(), take)?)
+}
