@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::sysfs;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::DevNo;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,8 @@ const CLASSES: [(&str, &str); 4] = [
 /// such device.
 pub(crate) fn read_generic_nodes(device: &Path) -> Result<Vec<GenericNode>> {
     let mut nodes = Vec::new();
-    if !device.exists() {
+    let exists = device.try_exists();
+    if !exists.map_err(|error| Error::io("cannot examine", device, &error))? {
         return Ok(nodes);
     }
     for (class, directory) in CLASSES {

@@ -183,7 +183,8 @@ impl DeviceLock {
         let id = std::process::id().to_string();
         let id_length = u64::try_from(id.len()).unwrap_or(0);
         let mut written = file.write_all_at(id.as_bytes(), 0);
-        if length > id_length {
+        // Others that share the lock may have written since.
+        if length > id_length || matches!(mode, SHARED) {
             written = written.and_then(|()| file.set_len(id_length));
         }
         written.map_err(|error| failed(&error))?;

@@ -20,8 +20,7 @@ pub(crate) struct UnwrittenDisk<'a> {
     roots: &'a Roots,
     disk: &'a BlockDevice,
     file: &'a File,
-    /// The partitions before the first step. A later one has pages only if a process has opened
-    /// the disk since, and a detach looks for such a process after its flush.
+    /// The partitions before the first step. The last step lists them again.
     partitions: Vec<BlockDevice>,
 }
 
@@ -58,7 +57,7 @@ impl UnwrittenDisk<'_> {
     pub(crate) fn drop_pages(&self) -> Result<()> {
         crash_point!(FlushToBegin);
         let roots = self.roots;
-        self.on_each(|device, file| {
+        self.on_each(&self.partitions, |device, file| {
             let dropped = roots.devices.drop_pages(file);
             dropped.map_err(|error| device.failed("cannot drop the page cache of", roots, &error))
         })
@@ -72,7 +71,7 @@ impl UnwrittenDisk<'_> {
     pub(crate) fn write_pages(&self) -> Result<bool> {
         let mut all_written = true;
         let roots = self.roots;
-        self.on_each(|device, file| {
+        self.on_each(&self.partitions, |device, file| {
             match roots.devices.write_pages(file) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => all_written = false,
                 Err(error) => return Err(device.failed("cannot write back", roots, &error)),
@@ -91,7 +90,9 @@ impl UnwrittenDisk<'_> {
     /// device as if it had been flushed.
     pub(crate) fn flush(&self) -> Result<()> {
         let roots = self.roots;
-        self.on_each(|device, file| {
+        // `fsync` alone writes all of the pages of a partition that has come since.
+        let partitions = self.disk.partitions()?;
+        self.on_each(&partitions, |device, file| {
             let synced = roots.devices.sync(file);
             synced.map_err(|error| device.failed("cannot flush", roots, &error))
         })?;
@@ -99,16 +100,151 @@ impl UnwrittenDisk<'_> {
         Ok(())
     }
 
-    fn on_each(&self, mut operation: impl FnMut(&BlockDevice, &File) -> Result<()>) -> Result<()> {
-        for partition in &self.partitions {
-            let opened = partition.open(self.roots, OpenMode::Shared);
-            match opened.and_then(|opened| operation(partition, &opened)) {
-                // Another process removed the partition, and the kernel wrote it back at
-                // that time.
-                Err(error) if error.kind() == ErrorKind::Vanished && !partition.dir.exists() => {}
+    fn on_each(
+        &self,
+        partitions: &[BlockDevice],
+        mut operation: impl FnMut(&BlockDevice, &File) -> Result<()>,
+    ) -> Result<()> {
+        let mut on = |device: &BlockDevice| {
+            let opened = device.open(self.roots, OpenMode::Shared);
+            opened.and_then(|opened| operation(device, &opened))
+        };
+        for partition in partitions {
+            match on(partition) {
+                Err(error) if error.kind() == ErrorKind::Vanished => {
+                    match BlockDevice::at(&partition.dir)? {
+                        // Another process removed the partition, and the kernel wrote it back at
+                        // that time.
+                        None => {}
+                        // It has come again under another number.
+                        Some(now) if now != *partition => on(&now)?,
+                        Some(_) => return Err(error),
+                    }
+                }
                 done => done?,
             }
         }
         operation(self.disk, self.file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::AsRawFd as _;
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use nix::errno::Errno;
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::id::DevNo;
+    use crate::kernel::devices::{Completion, NumberedDevice};
+    use crate::kernel::{DeviceAccess, Devices};
+
+    /// A machine whose partition comes again under another number, and beside another one, when
+    /// the pages of the disk are dropped.
+    #[derive(Debug)]
+    struct Repartitioned {
+        root: PathBuf,
+        calls: Mutex<Vec<String>>,
+    }
+
+    impl Repartitioned {
+        fn add(&self, name: &str, number: &str) {
+            let dir = self.root.join("sys/block/sda").join(name);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("partition"), "").unwrap();
+            fs::write(dir.join("dev"), number).unwrap();
+            fs::write(self.root.join("dev").join(name), number).unwrap();
+        }
+
+        fn note(&self, call: &str, file: &File) {
+            let node = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+            let name = node.file_name().unwrap().to_str().unwrap();
+            self.calls.lock().push(format!("{call} {name}"));
+        }
+    }
+
+    impl DeviceAccess for Repartitioned {
+        fn write_attribute(&self, _: &Path, _: &str, _: &dyn Fn() -> bool) -> io::Result<bool> {
+            Err(Errno::ENOSYS.into())
+        }
+
+        fn open(&self, node: &Path, _: OpenMode) -> io::Result<(File, Option<DevNo>)> {
+            let number = fs::read_to_string(node)?.parse().ok();
+            Ok((File::open(node)?, number))
+        }
+
+        fn device_at(&self, _: &Path) -> io::Result<Option<NumberedDevice>> {
+            Err(Errno::ENOSYS.into())
+        }
+
+        fn disk_sequence(&self, _: &File) -> io::Result<u64> {
+            Err(Errno::ENOSYS.into())
+        }
+
+        fn sync(&self, file: &File) -> io::Result<()> {
+            self.note("flush", file);
+            Ok(())
+        }
+
+        fn write_pages(&self, file: &File) -> io::Result<()> {
+            self.note("write", file);
+            Ok(())
+        }
+
+        fn drop_pages(&self, file: &File) -> io::Result<()> {
+            self.note("drop", file);
+            self.add("sda16", "259:1");
+            self.add("sda17", "259:2");
+            Ok(())
+        }
+
+        fn scsi_read(
+            &self,
+            _: &File,
+            _: &[u8],
+            _: &mut [u8],
+            _: Duration,
+        ) -> io::Result<Completion> {
+            Err(Errno::ENOSYS.into())
+        }
+    }
+
+    #[test]
+    fn a_partition_that_comes_during_the_write_back_is_written_back_too() {
+        let root = tempfile::tempdir().unwrap();
+        let kernel = Arc::new(Repartitioned {
+            root: root.path().to_owned(),
+            calls: Mutex::default(),
+        });
+        fs::create_dir_all(root.path().join("dev")).unwrap();
+        fs::write(root.path().join("dev/sda"), "8:0").unwrap();
+        kernel.add("sda16", "259:0");
+        fs::write(root.path().join("sys/block/sda/dev"), "8:0").unwrap();
+        let roots = Roots {
+            devices: Devices::Other(Arc::<Repartitioned>::clone(&kernel)),
+            ..Roots::below(root.path())
+        };
+        let disk = BlockDevice::at(&roots.sysfs.join("block/sda")).unwrap();
+        let disk = disk.unwrap();
+        let file = disk.open(&roots, OpenMode::Shared).unwrap();
+        let unwritten = disk.to_write_back(&roots, &file).unwrap();
+        unwritten.drop_pages().unwrap();
+        assert!(unwritten.write_pages().unwrap());
+        unwritten.flush().unwrap();
+        let steps = [
+            "drop sda16",
+            "drop sda",
+            "write sda16",
+            "write sda",
+            "flush sda16",
+            "flush sda17",
+            "flush sda",
+        ];
+        assert_eq!(*kernel.calls.lock(), steps);
     }
 }
