@@ -93,20 +93,23 @@ impl NbdResize<'_> {
         call.enter(Stage::Probe);
         require_answer(engine, device, self.backend, deadline)?;
         let connections = self.connections()?;
+        let interrupted_at = request.interrupted_at.unwrap_or(u64::MAX);
+        let shown = self.restore_unless_served(interrupted_at)?;
+        let old_size = interrupted_at.min(shown);
 
         call.enter(Stage::Dial);
         let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
         let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
         let differences = device.differences_of(server.export.clone(), deadline)?;
-        let old_size = disk.size()?;
-        let size = size_on_server(index, old_size, &differences)?;
+        let size = size_on_server(index, shown, &differences)?;
         require_min_size(size, request)?;
 
         let changed = size != old_size;
         if changed && connections.are_several && connections.own.is_none() {
+            self.set_size_unless_shown(old_size)?;
             return Err(cannot_replace_several(index));
         }
-        // Nothing of the device has changed up to here.
+        // Up to here nothing has changed but the size that an interrupted resize had left.
         call.enter(Stage::Identify);
         let written = device.written()?;
         let first = require_same_volume(engine, device, &server, deadline)?;
@@ -114,7 +117,7 @@ impl NbdResize<'_> {
         let mut watch = engine.hub().watch(&index.name());
         if changed {
             call.enter(Stage::Reconfigure);
-            self.set_size(size)?;
+            self.set_size_unless_shown(size)?;
         }
         call.enter(Stage::Probe);
         let renew = |timeouts| {
@@ -159,7 +162,7 @@ impl NbdResize<'_> {
                 Err(error) if error.errno() != Some(libc::EIO) => return Err(error),
                 Err(error) if connections.own.is_none() => {
                     if changed {
-                        self.set_size(old_size)?;
+                        self.set_size_unless_shown(old_size)?;
                     }
                     return Err(only_new_connections_have_size(index, old_size).caused_by(error));
                 }
@@ -178,8 +181,28 @@ impl NbdResize<'_> {
         self.require_last_block()
     }
 
-    /// Sets the size in the kernel, and reads it back.
-    fn set_size(&self, size: u64) -> Result<()> {
+    /// Restores the size before a resize that was interrupted after it had told the kernel a size
+    /// that the connection does not serve. Returns the size that the kernel has then.
+    fn restore_unless_served(&self, interrupted_at: u64) -> Result<u64> {
+        let shown = self.device.disk().size()?;
+        if shown <= interrupted_at {
+            return Ok(shown);
+        }
+        match self.require_last_block() {
+            Ok(()) => Ok(shown),
+            Err(error) if error.errno() == Some(libc::EIO) => {
+                self.set_size_unless_shown(interrupted_at)?;
+                Ok(interrupted_at)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets the size in the kernel if the kernel shows another, and reads it back.
+    fn set_size_unless_shown(&self, size: u64) -> Result<()> {
+        if self.device.disk().size()? == size {
+            return Ok(());
+        }
         let (roots, index) = (self.engine.roots(), self.device.index());
         nbd::set_size(roots, index, self.backend, size, self.deadline)?;
         let shown = self.device.disk().size()?;

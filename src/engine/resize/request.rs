@@ -14,6 +14,7 @@ pub struct ResizeRequest {
     pub(super) expected: Option<Wwid>,
     pub(super) backend: Option<BackendId>,
     pub(in crate::engine) at_least: Option<u64>,
+    pub(super) interrupted_at: Option<u64>,
     pub(super) observer: Option<StageObserver>,
 }
 
@@ -26,6 +27,7 @@ impl ResizeRequest {
             expected: None,
             backend: None,
             at_least: None,
+            interrupted_at: None,
             observer: None,
         }
     }
@@ -58,6 +60,15 @@ impl ResizeRequest {
     #[must_use]
     pub fn at_least(mut self, bytes: u64) -> Self {
         self.at_least = Some(bytes);
+        self
+    }
+
+    /// The size in bytes before an earlier resize that was interrupted. An NBD device whose
+    /// connections do not serve a larger size has this size again after an error.
+    #[cfg(feature = "journal")]
+    #[must_use]
+    pub(in crate::engine) fn interrupted_at(mut self, size_before: u64) -> Self {
+        self.interrupted_at = Some(size_before);
         self
     }
 

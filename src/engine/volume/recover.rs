@@ -14,6 +14,7 @@ use crate::engine::Engine;
 use crate::engine::iscsi::sessions::{LOGIN, destroy_incomplete};
 use crate::engine::journal::{Journal, Operation, Problem, Record, VolumeGuard};
 use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::nbd::backend::device_of_backend;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::volume::content::record_content;
 use crate::engine::volume::detach::{detach_guarded, wait_for_probe_of};
@@ -104,7 +105,7 @@ impl Engine {
     /// | | another volume's device | `Gone` | undone, and the device is left alone |
     /// | a detach was begun | something | `HalfDetached` | detached; a refusal (`InUse`) leaves it attached, and the detach is no longer under way |
     /// | | nothing | `Gone` | the detach is proven, and the record says so |
-    /// | a resize was begun | the unit answers | `HalfAttached` | resized |
+    /// | a resize was begun | the unit answers | `HalfAttached` | resized; an NBD device whose old connections do not serve the new size keeps the size from before: undone |
     /// | | no path answers | `LinkDead` | nothing, and it stays begun |
     ///
     /// A detach that the recovery finishes loses no more than any detach, and abandons
@@ -270,8 +271,19 @@ fn finish_or_undo(
             Action::Finished
         }
         Some(Operation::Resize { at_least }) if matches!(seen, Observed::Answers { .. }) => {
-            resize_guarded(engine, guard, record.clone(), at_least, deadline)?;
-            Action::Finished
+            let (_, healed) =
+                heal_attached(engine, record, seen, condition, server_limit, deadline)?;
+            if matches!(healed, Action::Failed(_)) {
+                return Ok((Condition::LinkDead, healed));
+            }
+            match resize_guarded(engine, guard, record.clone(), at_least, deadline) {
+                Ok(_) => Action::Finished,
+                Err(error) if is_resize_undone(engine, guard)? => {
+                    tracing::warn!(%error, volume = %record.volume, "the resize is undone");
+                    Action::Undone
+                }
+                Err(error) => return Err(error),
+            }
         }
         // Its paths come back, and the resize stays begun until then.
         Some(Operation::Resize { .. }) if condition == Condition::LinkDead => Action::Nothing,
@@ -288,6 +300,18 @@ fn finish_or_undo(
         }
     };
     Ok((condition, action))
+}
+
+/// Whether the NBD device of a volume without an unfinished operation has the size that the
+/// journal says.
+fn is_resize_undone(engine: &Engine, guard: &VolumeGuard) -> Result<bool> {
+    let record = guard.record().filter(|record| record.intent.is_none());
+    let Some((nbd, outcome)) = record.and_then(|record| record.spec.nbd.zip(record.outcome)) else {
+        return Ok(false);
+    };
+    let device = device_of_backend(engine, &nbd.backend)?;
+    let size = device.map(|device| device.disk().size()).transpose()?;
+    Ok(size == Some(outcome.size))
 }
 
 /// Heals an attached NBD device if its server does not answer. Makes the kernel read the

@@ -65,6 +65,10 @@ pub(super) fn resize_guarded(
     if let Some(bytes) = at_least {
         request = request.at_least(bytes);
     }
+    let is_interrupted = record.intent.is_some();
+    if let Some(outcome) = record.outcome.as_ref().filter(|_| is_interrupted) {
+        request = request.interrupted_at(outcome.size);
+    }
     let mut intent = record.clone();
     intent.intent = Some(Intent::now(Operation::Resize { at_least }));
     guard.write_intent(intent, deadline)?;

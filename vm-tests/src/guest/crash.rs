@@ -241,6 +241,13 @@ impl Run {
         line.trim() == ATTACHED
     }
 
+    /// The steps that the agent has passed so far.
+    #[must_use]
+    pub fn steps(&self) -> Vec<String> {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        log.lines().map(str::to_owned).collect()
+    }
+
     /// Lets the agent continue.
     pub fn go_on(&mut self) {
         let mut input = self.child.stdin.take().expect("its input");
@@ -292,9 +299,8 @@ impl Run {
     #[must_use]
     pub fn end(mut self) -> Ended {
         let status = self.wait();
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let steps = self.steps();
         let _never_made = fs::remove_file(&self.log);
-        let steps: Vec<String> = log.lines().map(str::to_owned).collect();
         let killed = status.signal() == Some(nix::libc::SIGKILL);
         if killed {
             let last = steps.iter().any(|step| Some(step) == self.step.as_ref());

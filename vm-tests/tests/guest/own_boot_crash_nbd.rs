@@ -1,7 +1,8 @@
 //! An agent of an NBD volume that is killed at the steps of its work, one step per process, as
 //! `own_boot_crash_mpath` does for SCSI.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use lunbd::Attachment;
@@ -17,6 +18,7 @@ struct NbdRig {
     place: Place,
     sources: Vec<String>,
     data: Data,
+    store: Store,
     server: NbdServer,
 }
 
@@ -110,6 +112,35 @@ impl NbdRig {
         self.require_gone(&when);
         [healed.steps, ended.steps]
     }
+
+    /// A resize by the agent that has attached the volume, killed at a step of the resize. Returns
+    /// the steps of the resize.
+    fn resize(&mut self, sweep: &mut KillSweep, step: Option<&str>) -> Vec<String> {
+        let when = format!("resize at {}", step.unwrap_or("no step"));
+        let mut run = Run::start(&self.place, "attach-and-resize", &self.sources, step);
+        assert!(run.says_attached(), "{when}: it was not attached");
+        let before = run.steps().len();
+        let file = File::options().write(true).open(self.store.path()).unwrap();
+        let length = file.metadata().unwrap().len();
+        file.set_len(length + (1 << 20)).unwrap();
+        run.go_on();
+        let mut ended = run.end();
+        sweep.count("resize", step, &ended);
+        sweep.compare_what_is_left(&self.place, "resize", &ended);
+        assert!(ended.killed || ended.status.success(), "{when}: {ended:?}");
+        if ended.killed {
+            let recovered = sweep.recover(&self.place, &when).expect("the volume");
+            let node = recovered.node.expect("its node");
+            self.compare(&node, &when);
+            let mut disk = File::open(&node).unwrap();
+            let last_block = disk.seek(SeekFrom::End(-4096)).unwrap();
+            let read = disk.read_exact(&mut [0; 4096]);
+            read.unwrap_or_else(|error| panic!("{when}: the block at {last_block}: {error}"));
+        }
+        self.detach();
+        self.require_gone(&when);
+        ended.steps.split_off(before)
+    }
 }
 
 /// The engine sends udev another marked event if udev takes more than ten seconds, as on a
@@ -139,6 +170,7 @@ fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() 
         place: Place::new(),
         sources: vec![server.uri("")],
         data: Data::default(),
+        store,
         server,
     };
     let node = rig.attach().node;
@@ -157,6 +189,14 @@ fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() 
         let at = [heal_at.get(turn), detach_at.get(turn)];
         let at = at.map(|step| step.map(String::as_str));
         rig.turn(&mut sweep, [&heal, &detach], at);
+    }
+    let resize = rig.resize(&mut sweep, None);
+    let resize: Vec<String> = resize
+        .into_iter()
+        .filter(|step| comes_always(step))
+        .collect();
+    for step in sweep.select("resize", &resize) {
+        rig.resize(&mut sweep, Some(&step));
     }
     sweep.conclude(&["nbd"]);
 }

@@ -35,7 +35,8 @@ pub enum Action {
     Nothing,
     /// The unfinished operation was completed.
     Finished,
-    /// Its attach had left nothing, which was proven, and its record is as before the attach.
+    /// Its attach had left nothing, which was proven, and its record is as before the attach. Or
+    /// its NBD device has the size from before its resize, and the record too.
     Undone,
     /// The device has its server again, or the size that the kernel had lost.
     Healed,

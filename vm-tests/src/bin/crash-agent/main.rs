@@ -63,12 +63,16 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
         "resize" => {
             engine.resize_volume(&journal, &volume(), None, soon())?;
         }
-        "attach-and-heal" => {
+        "attach-and-heal" | "attach-and-resize" => {
             let attachment = attach()?;
             println!("{ATTACHED}");
-            // The test sends a line when it has killed the server and started it again.
+            // The test sends a line when it has started the server again, or made its file longer.
             stdin().lock().read_line(&mut String::new())?;
-            engine.heal_source(&attachment.source, &options(), soon())?;
+            if operation == "attach-and-heal" {
+                engine.heal_source(&attachment.source, &options(), soon())?;
+            } else {
+                engine.resize_volume(&journal, &volume(), None, soon())?;
+            }
         }
         "recover-session" => {
             let mut keeper = engine.recover_sessions(SessionRecoveryOptions::new())?;
