@@ -6,6 +6,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::DetachTarget;
 use crate::engine::journal::{Intent, Journal, Operation, Record, VolumeGuard};
+use crate::engine::nbd::backend::device_of_backend;
 use crate::engine::resize::{ResizeRequest, Resized};
 use crate::engine::volume::detach::unknown;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -43,7 +44,7 @@ impl Engine {
 pub(super) fn resize_guarded(
     engine: &Engine,
     guard: &Arc<VolumeGuard>,
-    record: Record,
+    mut record: Record,
     at_least: Option<u64>,
     deadline: Deadline,
 ) -> Result<Resized> {
@@ -66,8 +67,19 @@ pub(super) fn resize_guarded(
         request = request.at_least(bytes);
     }
     let is_interrupted = record.intent.is_some();
-    if let Some(outcome) = record.outcome.as_ref().filter(|_| is_interrupted) {
-        request = request.interrupted_at(outcome.size);
+    if let Some(outcome) = &mut record.outcome {
+        if is_interrupted {
+            request = request.interrupted_at(outcome.size);
+        } else if let Some(nbd) = &record.spec.nbd
+            && let Some(device) = device_of_backend(engine, &nbd.backend)?
+        {
+            // Another process may have resized it without the journal. A device that is being
+            // disconnected has no size.
+            match device.disk().size()? {
+                0 => {}
+                size => outcome.size = size,
+            }
+        }
     }
     let mut intent = record.clone();
     intent.intent = Some(Intent::now(Operation::Resize { at_least }));
