@@ -1,5 +1,8 @@
 //! The steps of resizing an NBD device, from top to bottom.
 
+#[cfg(feature = "journal")]
+use std::error::Error as StdError;
+
 use nix::libc;
 
 use crate::deadline::Deadline;
@@ -15,6 +18,7 @@ use crate::engine::resize::request::{ResizeRequest, Resized};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::{Roots, sysfs};
 use crate::nbd::{self, Connection, Difference, KnownContent, NbdDevice, NewTimeouts};
 use crate::uevent;
 
@@ -93,21 +97,19 @@ impl NbdResize<'_> {
         call.enter(Stage::Probe);
         require_answer(engine, device, self.backend, deadline)?;
         let connections = self.connections()?;
-        let interrupted_at = request.interrupted_at.unwrap_or(u64::MAX);
-        let shown = self.restore_unless_served(interrupted_at)?;
-        let old_size = interrupted_at.min(shown);
 
         call.enter(Stage::Dial);
         let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
         let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
+        let old_size = self.restore_unless_served(request, &connections, &server)?;
         let differences = device.differences_of(server.export.clone(), deadline)?;
-        let size = size_on_server(index, shown, &differences)?;
+        let size = size_on_server(index, old_size, &differences)?;
         require_min_size(size, request)?;
 
         let changed = size != old_size;
         if changed && connections.are_several && connections.own.is_none() {
-            self.set_size_unless_shown(old_size)?;
-            return Err(cannot_replace_several(index));
+            self.require_last_block()?;
+            return Err(cannot_replace_several(index).caused_by(SizeIsAsBefore(None)));
         }
         // Up to here nothing has changed but the size that an interrupted resize had left.
         call.enter(Stage::Identify);
@@ -117,7 +119,7 @@ impl NbdResize<'_> {
         let mut watch = engine.hub().watch(&index.name());
         if changed {
             call.enter(Stage::Reconfigure);
-            self.set_size_unless_shown(size)?;
+            self.set_size(size)?;
         }
         call.enter(Stage::Probe);
         let renew = |timeouts| {
@@ -161,10 +163,13 @@ impl NbdResize<'_> {
                 Ok(()) => return Ok(()),
                 Err(error) if error.errno() != Some(libc::EIO) => return Err(error),
                 Err(error) if connections.own.is_none() => {
-                    if changed {
-                        self.set_size_unless_shown(old_size)?;
+                    let refused = only_new_connections_have_size(index, old_size);
+                    if !changed {
+                        return Err(refused.caused_by(error));
                     }
-                    return Err(only_new_connections_have_size(index, old_size).caused_by(error));
+                    self.set_size(old_size)?;
+                    self.require_last_block()?;
+                    return Err(refused.caused_by(SizeIsAsBefore(Some(error))));
                 }
                 Err(_) => {}
             }
@@ -182,27 +187,42 @@ impl NbdResize<'_> {
     }
 
     /// Restores the size before a resize that was interrupted after it had told the kernel a size
-    /// that the connection does not serve. Returns the size that the kernel has then.
-    fn restore_unless_served(&self, interrupted_at: u64) -> Result<u64> {
+    /// that the only connection does not serve. A size that is served stays, since it may be in
+    /// use. Returns the size that the kernel has then.
+    fn restore_unless_served(
+        &self,
+        request: &ResizeRequest,
+        connections: &Connections,
+        server: &Connection,
+    ) -> Result<u64> {
         let shown = self.device.disk().size()?;
-        if shown <= interrupted_at {
+        let before = request.interrupted_at.filter(|before| *before < shown);
+        // One read proves nothing of several connections.
+        let Some(before) = before.filter(|_| !connections.are_several) else {
+            return Ok(shown);
+        };
+        // If the server itself fails reads, a failed read does not show where a connection ends.
+        require_served_last_block(self.device.index(), server, self.deadline)?;
+        if !self.connection_ends_at(before, shown)? {
             return Ok(shown);
         }
-        match self.require_last_block() {
-            Ok(()) => Ok(shown),
-            Err(error) if error.errno() == Some(libc::EIO) => {
-                self.set_size_unless_shown(interrupted_at)?;
-                Ok(interrupted_at)
-            }
-            Err(error) => Err(error),
-        }
+        self.set_size(before)?;
+        Ok(before)
     }
 
-    /// Sets the size in the kernel if the kernel shows another, and reads it back.
-    fn set_size_unless_shown(&self, size: u64) -> Result<()> {
-        if self.device.disk().size()? == size {
-            return Ok(());
-        }
+    /// Whether the connection serves the block before `size`, and neither the next one nor the
+    /// last one of the device, which has `shown` bytes.
+    fn connection_ends_at(&self, size: u64, shown: u64) -> Result<bool> {
+        let block: u32 = sysfs::parse(&self.device.disk().dir().join("queue/logical_block_size"))?;
+        let before = |end: u64| end.saturating_sub(block.into());
+        let offsets = [before(size), size, before(shown)];
+        let length = usize::try_from(block).unwrap_or(usize::MAX);
+        let blocks = self.read(move |disk, roots| disk.read_at_each(roots, &offsets, length))?;
+        Ok(matches!(blocks.as_slice(), [Some(_), None, None]))
+    }
+
+    /// Sets the size in the kernel, and reads it back.
+    fn set_size(&self, size: u64) -> Result<()> {
         let (roots, index) = (self.engine.roots(), self.device.index());
         nbd::set_size(roots, index, self.backend, size, self.deadline)?;
         let shown = self.device.disk().size()?;
@@ -215,12 +235,20 @@ impl NbdResize<'_> {
 
     /// Checks with a read that the connections serve the new size.
     fn require_last_block(&self) -> Result<()> {
+        self.read(BlockDevice::read_last_block)
+    }
+
+    fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&BlockDevice, &Roots) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (engine, device, deadline) = (self.engine, self.device, self.deadline);
-        let (reads, last_block) = (&engine.nbd_reads, BlockDevice::read_last_block);
-        let read = reads.start(device, engine.roots(), deadline, last_block)?;
+        let read = engine
+            .nbd_reads
+            .start(device, engine.roots(), deadline, read)?;
         let answer = read.and_then(|read| read.wait(deadline));
         answer.unwrap_or_else(|| {
-            let what = format!("a read of the last block of nbd{}", device.index());
+            let what = format!("a read of nbd{}", device.index());
             let error = Error::timed_out(Stage::Probe, deadline, &what);
             Err(error.with_last_seen(device.disk().describe()))
         })
@@ -270,6 +298,17 @@ impl NbdResize<'_> {
             Error::new(ErrorKind::InvalidInput, message).at(Stage::Resolve)
         })
     }
+}
+
+/// The cause of an error after which the device has, and serves, the size from before the resize.
+#[derive(Debug, thiserror::Error)]
+#[error("the size is as it was before the resize")]
+struct SizeIsAsBefore(#[source] Option<Error>);
+
+/// Whether this error of a resize has left the device with the size from before, and serving it.
+#[cfg(feature = "journal")]
+pub(in crate::engine) fn has_left_size_as_before(error: &Error) -> bool {
+    StdError::source(error).is_some_and(<dyn StdError>::is::<SizeIsAsBefore>)
 }
 
 struct Connections {

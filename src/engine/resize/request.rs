@@ -63,8 +63,8 @@ impl ResizeRequest {
         self
     }
 
-    /// The size in bytes before an earlier resize that was interrupted. An NBD device whose
-    /// connections do not serve a larger size has this size again after an error.
+    /// The size in bytes before an earlier resize that was interrupted. An NBD device begins with
+    /// it again if its connection serves no more.
     #[cfg(feature = "journal")]
     #[must_use]
     pub(in crate::engine) fn interrupted_at(mut self, size_before: u64) -> Self {

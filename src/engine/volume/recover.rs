@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::engine::iscsi::sessions::{LOGIN, destroy_incomplete};
 use crate::engine::journal::{Journal, Operation, Problem, Record, VolumeGuard};
 use crate::engine::lock::device_lock::DeviceLock;
-use crate::engine::nbd::backend::device_of_backend;
+use crate::engine::resize::has_left_size_as_before;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::volume::content::record_content;
 use crate::engine::volume::detach::{detach_guarded, wait_for_probe_of};
@@ -271,14 +271,16 @@ fn finish_or_undo(
             Action::Finished
         }
         Some(Operation::Resize { at_least }) if matches!(seen, Observed::Answers { .. }) => {
-            let (_, healed) =
-                heal_attached(engine, record, seen, condition, server_limit, deadline)?;
-            if matches!(healed, Action::Failed(_)) {
-                return Ok((Condition::LinkDead, healed));
+            if record.spec.nbd.is_some() {
+                let (_, healed) =
+                    heal_attached(engine, record, seen, condition, server_limit, deadline)?;
+                if matches!(healed, Action::Failed(_)) {
+                    return Ok((Condition::LinkDead, healed));
+                }
             }
             match resize_guarded(engine, guard, record.clone(), at_least, deadline) {
                 Ok(_) => Action::Finished,
-                Err(error) if is_resize_undone(engine, guard)? => {
+                Err(error) if has_left_size_as_before(&error) => {
                     tracing::warn!(%error, volume = %record.volume, "the resize is undone");
                     Action::Undone
                 }
@@ -300,18 +302,6 @@ fn finish_or_undo(
         }
     };
     Ok((condition, action))
-}
-
-/// Whether the NBD device of a volume without an unfinished operation has the size that the
-/// journal says.
-fn is_resize_undone(engine: &Engine, guard: &VolumeGuard) -> Result<bool> {
-    let record = guard.record().filter(|record| record.intent.is_none());
-    let Some((nbd, outcome)) = record.and_then(|record| record.spec.nbd.zip(record.outcome)) else {
-        return Ok(false);
-    };
-    let device = device_of_backend(engine, &nbd.backend)?;
-    let size = device.map(|device| device.disk().size()).transpose()?;
-    Ok(size == Some(outcome.size))
 }
 
 /// Heals an attached NBD device if its server does not answer. Makes the kernel read the

@@ -67,18 +67,13 @@ pub(super) fn resize_guarded(
         request = request.at_least(bytes);
     }
     let is_interrupted = record.intent.is_some();
-    if let Some(outcome) = &mut record.outcome {
+    let nbd_size = nbd_size(engine, &record)?;
+    if let Some((outcome, size)) = record.outcome.as_mut().zip(nbd_size) {
         if is_interrupted {
             request = request.interrupted_at(outcome.size);
-        } else if let Some(nbd) = &record.spec.nbd
-            && let Some(device) = device_of_backend(engine, &nbd.backend)?
-        {
-            // Another process may have resized it without the journal. A device that is being
-            // disconnected has no size.
-            match device.disk().size()? {
-                0 => {}
-                size => outcome.size = size,
-            }
+        } else {
+            // Another process may have resized it without the journal.
+            outcome.size = size;
         }
     }
     let mut intent = record.clone();
@@ -95,6 +90,8 @@ pub(super) fn resize_guarded(
             guard.write(after, deadline)?;
         }
         Err(error) if error.kind().is_timeout_or_cancel() => {}
+        // The next recovery needs the size from before.
+        Err(_) if is_interrupted && !has_recorded_size(engine, &after) => {}
         Err(_) => {
             if let Err(error) = guard.write(after, deadline) {
                 tracing::warn!(%error, "the intent stays in the journal");
@@ -102,4 +99,21 @@ pub(super) fn resize_guarded(
         }
     }
     result
+}
+
+/// The size of a volume's NBD device. `None` if it has none, or is being disconnected.
+fn nbd_size(engine: &Engine, record: &Record) -> Result<Option<u64>> {
+    let Some(nbd) = &record.spec.nbd else {
+        return Ok(None);
+    };
+    let device = device_of_backend(engine, &nbd.backend)?;
+    let size = device.map(|device| device.disk().size()).transpose()?;
+    Ok(size.filter(|size| *size > 0))
+}
+
+/// Whether a volume's NBD device has the size that the record says. Other volumes have none to
+/// restore.
+fn has_recorded_size(engine: &Engine, record: &Record) -> bool {
+    let recorded = record.outcome.as_ref().map(|outcome| outcome.size);
+    record.spec.nbd.is_none() || nbd_size(engine, record).is_ok_and(|size| size == recorded)
 }

@@ -6,7 +6,7 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use lunbd::Attachment;
-use lunbd::engine::{Condition, DetachVolume};
+use lunbd::engine::{Action, Condition, DetachVolume};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::crash::{Data, Place, Run, request, volume};
@@ -134,6 +134,13 @@ impl NbdRig {
             self.compare(&node, &when);
             let mut disk = File::open(&node).unwrap();
             let last_block = disk.seek(SeekFrom::End(-4096)).unwrap();
+            let has_grown = last_block + 4096 > length;
+            match recovered.action {
+                Action::Undone => assert!(!has_grown, "{when}"),
+                Action::Finished => assert!(has_grown, "{when}"),
+                // Nothing was begun, or all was done.
+                action => assert!(matches!(action, Action::Nothing), "{when}: {action:?}"),
+            }
             let read = disk.read_exact(&mut [0; 4096]);
             read.unwrap_or_else(|error| panic!("{when}: the block at {last_block}: {error}"));
         }
