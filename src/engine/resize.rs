@@ -11,7 +11,7 @@ use crate::engine::telemetry::{self, Call};
 
 use crate::deadline::Deadline;
 #[cfg(feature = "journal")]
-pub(in crate::engine) use crate::engine::resize::nbd::has_left_size_as_before;
+pub(in crate::engine) use crate::engine::resize::nbd::serves_its_size;
 use crate::engine::resize::nbd::{resize_nbd_backend, resize_nbd_device};
 pub use crate::engine::resize::request::{ResizeRequest, Resized};
 use crate::engine::resize::scsi::resize_scsi;

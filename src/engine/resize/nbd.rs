@@ -74,6 +74,7 @@ fn grow_nbd(
         engine,
         device,
         backend,
+        interrupted_at: request.interrupted_at,
         deadline: call.deadline,
     };
     resize.run(request, call)
@@ -84,6 +85,8 @@ struct NbdResize<'a> {
     engine: &'a Engine,
     device: &'a NbdDevice,
     backend: &'a BackendId,
+    /// The size before an earlier resize that was interrupted.
+    interrupted_at: Option<u64>,
     deadline: Deadline,
 }
 
@@ -101,15 +104,14 @@ impl NbdResize<'_> {
         call.enter(Stage::Dial);
         let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
         let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
-        let old_size = self.restore_unless_served(request, &connections, &server)?;
+        let old_size = self.restore_unless_served(&connections, &server)?;
         let differences = device.differences_of(server.export.clone(), deadline)?;
         let size = size_on_server(index, old_size, &differences)?;
         require_min_size(size, request)?;
 
         let changed = size != old_size;
         if changed && connections.are_several && connections.own.is_none() {
-            self.require_last_block()?;
-            return Err(cannot_replace_several(index).caused_by(SizeIsAsBefore(None)));
+            return Err(self.refused(cannot_replace_several(index), None));
         }
         // Up to here nothing has changed but the size that an interrupted resize had left.
         call.enter(Stage::Identify);
@@ -164,12 +166,10 @@ impl NbdResize<'_> {
                 Err(error) if error.errno() != Some(libc::EIO) => return Err(error),
                 Err(error) if connections.own.is_none() => {
                     let refused = only_new_connections_have_size(index, old_size);
-                    if !changed {
-                        return Err(refused.caused_by(error));
+                    if changed {
+                        self.set_size(old_size)?;
                     }
-                    self.set_size(old_size)?;
-                    self.require_last_block()?;
-                    return Err(refused.caused_by(SizeIsAsBefore(Some(error))));
+                    return Err(self.refused(refused, Some(error)));
                 }
                 Err(_) => {}
             }
@@ -189,36 +189,45 @@ impl NbdResize<'_> {
     /// Restores the size before a resize that was interrupted after it had told the kernel a size
     /// that the only connection does not serve. A size that is served stays, since it may be in
     /// use. Returns the size that the kernel has then.
-    fn restore_unless_served(
-        &self,
-        request: &ResizeRequest,
-        connections: &Connections,
-        server: &Connection,
-    ) -> Result<u64> {
+    fn restore_unless_served(&self, connections: &Connections, server: &Connection) -> Result<u64> {
         let shown = self.device.disk().size()?;
-        let before = request.interrupted_at.filter(|before| *before < shown);
+        let before = self.interrupted_at.filter(|before| *before < shown);
         // One read proves nothing of several connections.
         let Some(before) = before.filter(|_| !connections.are_several) else {
             return Ok(shown);
         };
-        // If the server itself fails reads, a failed read does not show where a connection ends.
-        require_served_last_block(self.device.index(), server, self.deadline)?;
         if !self.connection_ends_at(before, shown)? {
             return Ok(shown);
         }
+        // If the server itself fails reads, a failed read does not show where a connection ends.
+        require_served_last_block(self.device.index(), server, self.deadline)?;
         self.set_size(before)?;
         Ok(before)
     }
 
-    /// Whether the connection serves the block before `size`, and neither the next one nor the
-    /// last one of the device, which has `shown` bytes.
+    /// Whether the connection serves the block before `size`, also after it has refused the next
+    /// one and the last one of the device, which has `shown` bytes.
     fn connection_ends_at(&self, size: u64, shown: u64) -> Result<bool> {
-        let block: u32 = sysfs::parse(&self.device.disk().dir().join("queue/logical_block_size"))?;
-        let before = |end: u64| end.saturating_sub(block.into());
-        let offsets = [before(size), size, before(shown)];
-        let length = usize::try_from(block).unwrap_or(usize::MAX);
-        let blocks = self.read(move |disk, roots| disk.read_at_each(roots, &offsets, length))?;
-        Ok(matches!(blocks.as_slice(), [Some(_), None, None]))
+        self.read(move |disk, roots| {
+            let block: u32 = sysfs::parse(&disk.dir().join("queue/logical_block_size"))?;
+            let before = |end: u64| end.saturating_sub(block.into());
+            let offsets = [before(size), size, before(shown), before(size)];
+            let length = usize::try_from(block).unwrap_or(usize::MAX);
+            let blocks = disk.read_at_each(roots, &offsets, length)?;
+            Ok(matches!(blocks[..], [Some(_), None, None, Some(_)]))
+        })
+    }
+
+    /// The error of a resize that was refused. A recovery must know whether the device serves its
+    /// size to the end nevertheless.
+    fn refused(&self, refused: Error, cause: Option<Error>) -> Error {
+        if self.interrupted_at.is_some() && self.require_last_block().is_ok() {
+            return refused.caused_by(ServesItsSize(cause));
+        }
+        match cause {
+            Some(cause) => refused.caused_by(cause),
+            None => refused,
+        }
     }
 
     /// Sets the size in the kernel, and reads it back.
@@ -300,15 +309,16 @@ impl NbdResize<'_> {
     }
 }
 
-/// The cause of an error after which the device has, and serves, the size from before the resize.
+/// The cause of the error of an interrupted resize that has left the device with a size that it
+/// serves to the end.
 #[derive(Debug, thiserror::Error)]
-#[error("the size is as it was before the resize")]
-struct SizeIsAsBefore(#[source] Option<Error>);
+#[error("the device serves the size that it has")]
+struct ServesItsSize(#[source] Option<Error>);
 
-/// Whether this error of a resize has left the device with the size from before, and serving it.
+/// Whether the error of an interrupted resize says that the device serves the size that it has.
 #[cfg(feature = "journal")]
-pub(in crate::engine) fn has_left_size_as_before(error: &Error) -> bool {
-    StdError::source(error).is_some_and(<dyn StdError>::is::<SizeIsAsBefore>)
+pub(in crate::engine) fn serves_its_size(error: &Error) -> bool {
+    StdError::source(error).is_some_and(<dyn StdError>::is::<ServesItsSize>)
 }
 
 struct Connections {

@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::engine::iscsi::sessions::{LOGIN, destroy_incomplete};
 use crate::engine::journal::{Journal, Operation, Problem, Record, VolumeGuard};
 use crate::engine::lock::device_lock::DeviceLock;
-use crate::engine::resize::has_left_size_as_before;
+use crate::engine::resize::serves_its_size;
 use crate::engine::telemetry::{self, Call};
 use crate::engine::volume::content::record_content;
 use crate::engine::volume::detach::{detach_guarded, wait_for_probe_of};
@@ -105,7 +105,7 @@ impl Engine {
     /// | | another volume's device | `Gone` | undone, and the device is left alone |
     /// | a detach was begun | something | `HalfDetached` | detached; a refusal (`InUse`) leaves it attached, and the detach is no longer under way |
     /// | | nothing | `Gone` | the detach is proven, and the record says so |
-    /// | a resize was begun | the unit answers | `HalfAttached` | resized; an NBD device whose old connections do not serve the new size keeps the size from before: undone |
+    /// | a resize was begun | the unit answers | `HalfAttached` | resized; an NBD device whose only connection does not serve the new size gets the size from before: undone |
     /// | | no path answers | `LinkDead` | nothing, and it stays begun |
     ///
     /// A detach that the recovery finishes loses no more than any detach, and abandons
@@ -280,7 +280,7 @@ fn finish_or_undo(
             }
             match resize_guarded(engine, guard, record.clone(), at_least, deadline) {
                 Ok(_) => Action::Finished,
-                Err(error) if has_left_size_as_before(&error) => {
+                Err(error) if serves_its_size(&error) && has_no_intent(guard) => {
                     tracing::warn!(%error, volume = %record.volume, "the resize is undone");
                     Action::Undone
                 }
@@ -302,6 +302,10 @@ fn finish_or_undo(
         }
     };
     Ok((condition, action))
+}
+
+fn has_no_intent(guard: &VolumeGuard) -> bool {
+    guard.record().is_some_and(|record| record.intent.is_none())
 }
 
 /// Heals an attached NBD device if its server does not answer. Makes the kernel read the

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::DetachTarget;
-use crate::engine::journal::{Intent, Journal, Operation, Record, VolumeGuard};
+use crate::engine::journal::{Intent, Journal, Operation, Outcome, Record, VolumeGuard};
 use crate::engine::nbd::backend::device_of_backend;
-use crate::engine::resize::{ResizeRequest, Resized};
+use crate::engine::resize::{ResizeRequest, Resized, serves_its_size};
 use crate::engine::volume::detach::unknown;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
@@ -67,8 +67,8 @@ pub(super) fn resize_guarded(
         request = request.at_least(bytes);
     }
     let is_interrupted = record.intent.is_some();
-    let nbd_size = nbd_size(engine, &record)?;
-    if let Some((outcome, size)) = record.outcome.as_mut().zip(nbd_size) {
+    let shown = nbd_size(engine, &record)?;
+    if let Some((outcome, size)) = record.outcome.as_mut().zip(shown) {
         if is_interrupted {
             request = request.interrupted_at(outcome.size);
         } else {
@@ -90,9 +90,18 @@ pub(super) fn resize_guarded(
             guard.write(after, deadline)?;
         }
         Err(error) if error.kind().is_timeout_or_cancel() => {}
-        // The next recovery needs the size from before.
-        Err(_) if is_interrupted && !has_recorded_size(engine, &after) => {}
-        Err(_) => {
+        Err(error) => {
+            let size = nbd_size(engine, &after).ok().flatten();
+            if let Some((outcome, size)) = after.outcome.as_mut().zip(size)
+                && serves_its_size(error)
+            {
+                outcome.size = size;
+            }
+            let has_recorded_size = |outcome: &Outcome| size.is_none_or(|now| now == outcome.size);
+            if !after.outcome.as_ref().is_none_or(has_recorded_size) {
+                // The next recovery needs the size from before.
+                return result;
+            }
             if let Err(error) = guard.write(after, deadline) {
                 tracing::warn!(%error, "the intent stays in the journal");
             }
@@ -109,11 +118,4 @@ fn nbd_size(engine: &Engine, record: &Record) -> Result<Option<u64>> {
     let device = device_of_backend(engine, &nbd.backend)?;
     let size = device.map(|device| device.disk().size()).transpose()?;
     Ok(size.filter(|size| *size > 0))
-}
-
-/// Whether a volume's NBD device has the size that the record says. Other volumes have none to
-/// restore.
-fn has_recorded_size(engine: &Engine, record: &Record) -> bool {
-    let recorded = record.outcome.as_ref().map(|outcome| outcome.size);
-    record.spec.nbd.is_none() || nbd_size(engine, record).is_ok_and(|size| size == recorded)
 }

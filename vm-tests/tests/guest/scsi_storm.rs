@@ -33,6 +33,8 @@ impl Flooded {
 
 impl Drop for Flooded {
     fn drop(&mut self) {
+        // udev has a device open while it works on the last events.
+        guest::udevd::settle();
         guest::run(&["modprobe", "-r", "null_blk"]);
     }
 }
