@@ -1,7 +1,6 @@
 //! The steps of resizing an NBD device, from top to bottom.
 
-#[cfg(feature = "journal")]
-use std::error::Error as StdError;
+mod requirements;
 
 use nix::libc;
 
@@ -11,15 +10,20 @@ use crate::engine::call::CallContext;
 use crate::engine::detach::DetachTarget;
 use crate::engine::nbd::backend::{device_of_backend, lock_backend};
 use crate::engine::nbd::known::{current_links, known_source, require_answer, require_source};
-use crate::engine::nbd::outcome::HealOutcome;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::nbd::same_volume::require_same_volume;
+#[cfg(feature = "journal")]
+pub(in crate::engine) use crate::engine::resize::nbd::requirements::serves_its_size;
+use crate::engine::resize::nbd::requirements::{
+    ServesItsSize, cannot_replace_several, only_new_connections_have_size, require_min_size,
+    require_renewed, require_served_last_block, size_on_server,
+};
 use crate::engine::resize::request::{ResizeRequest, Resized};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{BackendId, NbdIndex, NbdUri, Source};
+use crate::id::{BackendId, NbdUri, Source};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs};
-use crate::nbd::{self, Connection, Difference, KnownContent, NbdDevice, NewTimeouts};
+use crate::nbd::{self, Connection, KnownContent, NbdDevice, NewTimeouts};
 use crate::uevent;
 
 /// Takes over the size that the server of this backend id's device reports.
@@ -309,111 +313,11 @@ impl NbdResize<'_> {
     }
 }
 
-/// The cause of the error of an interrupted resize that has left the device with a size that it
-/// serves to the end.
-#[derive(Debug, thiserror::Error)]
-#[error("the device serves the size that it has")]
-struct ServesItsSize(#[source] Option<Error>);
-
-/// Whether the error of an interrupted resize says that the device serves the size that it has.
-#[cfg(feature = "journal")]
-pub(in crate::engine) fn serves_its_size(error: &Error) -> bool {
-    StdError::source(error).is_some_and(<dyn StdError>::is::<ServesItsSize>)
-}
-
 struct Connections {
     are_several: bool,
     /// The device's timeouts, where this process made all connections and can replace
     /// them.
     own: Option<NewTimeouts>,
-}
-
-/// # Errors
-/// `NotReady` if the server does not have the size that the request expects yet.
-fn require_min_size(size: u64, request: &ResizeRequest) -> Result<()> {
-    let Some(least) = request.at_least.filter(|&least| size < least) else {
-        return Ok(());
-    };
-    let message = format!("its server reports {size} bytes, expected at least {least}");
-    Err(Error::new(ErrorKind::NotReady, message).at(Stage::Handshake))
-}
-
-/// The error where a read proves the new size of only one of several connections.
-fn cannot_replace_several(index: NbdIndex) -> Error {
-    let message = format!(
-        "nbd{index} has several connections that this process cannot replace, and a read checks \
-         the size of only one of them: resize it in the process that attached it, with a \
-         dead-connection timeout above zero"
-    );
-    Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
-}
-
-/// The error where old connections keep the old size: a server may fix it when the
-/// connection is made, as nbdkit does, and no process can end another's connections.
-fn only_new_connections_have_size(index: NbdIndex, before: u64) -> Error {
-    let message = format!(
-        "the server of nbd{index} serves the new size only on new connections, and this process \
-         cannot replace all connections of the device: resize it in the process that attached \
-         it, or restart the server, heal the device and resize again; it has {before} bytes"
-    );
-    Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
-}
-
-/// # Errors
-/// `NotReady` where the server does not serve the last block of the size that it reports.
-fn require_served_last_block(
-    index: NbdIndex,
-    server: &Connection,
-    deadline: Deadline,
-) -> Result<()> {
-    let Err(error) = server.last_block(deadline)? else {
-        return Ok(());
-    };
-    let message = format!(
-        "the server of nbd{index} says {} bytes and answers a read of the last block on a new \
-         connection with error {error}",
-        server.export.size
-    );
-    Err(Error::new(ErrorKind::NotReady, message).at(Stage::Identify))
-}
-
-fn require_renewed(outcome: HealOutcome) -> Result<()> {
-    match outcome {
-        HealOutcome::Failed(error) => Err(error),
-        outcome if outcome.serves() => Ok(()),
-        outcome => {
-            let message = format!(
-                "its connections were ended so that new ones serve the new size, and could not \
-                 be replaced: {outcome:?}; heal it"
-            );
-            Err(Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure))
-        }
-    }
-}
-
-/// # Errors
-/// `IdentityMismatch` where the export is smaller than the device, or differs in a way
-/// that the kernel cannot take over.
-fn size_on_server(index: NbdIndex, shown: u64, differences: &[Difference]) -> Result<u64> {
-    let mut size = shown;
-    for difference in differences {
-        let message = match difference {
-            Difference::Grown { to, .. } => {
-                size = *to;
-                continue;
-            }
-            Difference::Shrunk { from, to } => format!(
-                "its server reports {to} bytes and nbd{index} has {from}: lunbd never shrinks \
-                 an NBD device"
-            ),
-            other if other.prevents_reattach() => {
-                format!("the server of nbd{index} has another export now: {other}")
-            }
-            _ => continue,
-        };
-        return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Handshake));
-    }
-    Ok(size)
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::engine::telemetry::Call;
+use crate::id::NbdIndex;
 use crate::kernel::Roots;
-use crate::nbd::ExportFlags;
+use crate::nbd::{Difference, ExportFlags};
 
 #[test]
 fn a_server_that_grew_is_followed_and_one_that_shrank_is_refused_with_both_sizes() {
