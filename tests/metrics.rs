@@ -374,6 +374,8 @@ fn each_call_and_each_event_of_a_volume_is_a_known_number_of_looks_and_plans_and
             let datagram = datagram(path, "SUBSYSTEM=block\0");
             engine.hub().feed(&Message::parse(&datagram).unwrap());
             until("a look for each event", &volumes, event);
+            // The plan follows the look, and a run that is stopped between the two makes none.
+            until("a plan for each event", &plans, 1 + CALLS + event);
         }
         assert_eq!(everything(), 1);
         drop(stop);
