@@ -133,7 +133,8 @@ impl FileWatch {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub(crate) fn has_changed(&mut self) -> Result<bool> {
-        if self.poll(Duration::ZERO)? {
+        // One read returns some of the events, and those of other files may come first.
+        while self.changed.is_none() && self.poll(Duration::ZERO)? {
             self.take_events()?;
         }
         Ok(self.changed.is_some())
