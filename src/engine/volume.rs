@@ -1,6 +1,7 @@
 //! Attach, detach and resize of a volume by the caller's name of it, with the journal: the engine
 //! writes down what it is about to do, does it, and reads the result back.
 
+mod attach;
 mod content;
 mod detach;
 mod devices_at_sources;
@@ -11,17 +12,10 @@ mod resize;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-
 use crate::deadline::Deadline;
-use crate::engine::attach::UnitClaim;
-use crate::engine::journal::{
-    Intent, Journal, Operation, Outcome, Record, VolumeGuard, VolumeSpec,
-};
-use crate::engine::usage::failed_flush::{self, LossMarks};
-use crate::engine::volume::devices_at_sources::{
-    DevicesAtSources, devices_at_sources, is_being_scanned,
-};
+use crate::engine::journal::{Intent, Journal, Operation, Record, VolumeSpec};
+use crate::engine::volume::attach::attach_guarded;
+use crate::engine::volume::recover::end_nbd_resize;
 use crate::engine::{AttachRequest, Attachment, Engine};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
@@ -36,8 +30,10 @@ impl Engine {
     ///
     /// An attach that fails or is cancelled restores the record, if the devices that it
     /// brought could be removed again. One that times out leaves its intent, and a repeated
-    /// attach, a detach or a [`recover`](Self::recover) continues it. Minimum kernel: that of
-    /// the attach, and 5.14 for NBD, whose devices are found again by their backend id.
+    /// attach, a detach or a [`recover`](Self::recover) continues it. An NBD device whose resize
+    /// is unfinished is resized first, or gets the size from before, as in a recovery. Minimum
+    /// kernel: that of the attach, and 5.14 for NBD, whose devices are found again by their
+    /// backend id.
     ///
     /// # Errors
     /// Before anything is done: `InvalidInput` if the request holds a CHAP secret, which no
@@ -48,8 +44,9 @@ impl Engine {
     /// volume is known as another unit; at stage `journal` `Io` (the disk is full) and
     /// `TimedOut`. `InUse` also if the source turns out to lead to another volume's unit: the
     /// devices that the attach brought are then removed again. After the attach at stage
-    /// `journal`: the device is attached, as the error says. Else those of
-    /// [`attach`](Self::attach).
+    /// `journal`: the device is attached, as the error says. Those of
+    /// [`resize`](Self::resize) if an unfinished resize can neither be finished nor undone, which
+    /// then stays begun. Else those of [`attach`](Self::attach).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn attach_volume(
         &self,
@@ -69,6 +66,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Journal));
         }
         let guard = journal.guard(volume, Some(&spec), deadline)?;
+        end_nbd_resize(self, &guard, deadline)?;
         let before = guard.record();
         let intent = Record {
             volume: volume.clone(),
@@ -79,85 +77,5 @@ impl Engine {
             detached: None,
         };
         attach_guarded(self, &guard, before, intent, request, deadline)
-    }
-}
-
-/// Writes `intent`, and attaches the volume as it says.
-pub(super) fn attach_guarded(
-    engine: &Engine,
-    guard: &Arc<VolumeGuard>,
-    before: Option<Record>,
-    intent: Record,
-    request: &AttachRequest,
-    deadline: Deadline,
-) -> Result<Attachment> {
-    let before_attach = devices_at_sources(engine, &intent)?;
-    guard.write_intent(intent.clone(), deadline)?;
-    let mut request = request.clone();
-    let claimant = Arc::clone(guard);
-    let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
-    request.claim = Some(UnitClaim(Arc::new(claim)));
-    // An attach that did not finish may have brought the devices that are there.
-    let was_begun = |before: &Record| before.intent.is_some() || before.outcome.is_none();
-    let may_resume = before.as_ref().is_none_or(was_begun);
-    request.may_resume = may_resume;
-    request.is_recorded = before.is_some();
-    let read_last = intent.outcome.as_ref();
-    request.known_content = read_last.and_then(|outcome| outcome.content.clone());
-    match engine.attach(&request, deadline) {
-        Ok(attachment) => {
-            if may_resume && let Some(identity) = attachment.identity() {
-                // A new attach acknowledges the failed flushes of earlier ones.
-                failed_flush::purge_stale(engine.roots(), &identity.names, LossMarks::Remove);
-            }
-            let record = Record {
-                intent: None,
-                outcome: Some(Outcome::after(&attachment, read_last)),
-                ..intent
-            };
-            guard
-                .write(record, deadline.for_rollback())
-                .map_err(|error| {
-                    let stands = format!("attached, as {}", attachment.node.display());
-                    error.with_last_seen(stands)
-                })?;
-            Ok(attachment)
-        }
-        Err(error) => {
-            if error.kind() != ErrorKind::TimedOut {
-                let deadline = deadline.for_rollback();
-                rollback_record(engine, guard, before, &intent, &before_attach, deadline);
-            }
-            Err(error)
-        }
-    }
-}
-
-/// Restores the record as it was before an attach that failed. If the attach has left a
-/// device, the intent stays.
-fn rollback_record(
-    engine: &Engine,
-    guard: &Arc<VolumeGuard>,
-    before: Option<Record>,
-    intent: &Record,
-    before_attach: &DevicesAtSources,
-    deadline: Deadline,
-) {
-    // The call checks for scans before it reads the addresses: once a scan has ended, its
-    // devices are there.
-    let is_scanned = is_being_scanned(engine, intent).unwrap_or(true);
-    let restored = match before {
-        Some(before) => guard.write(before, deadline),
-        None => match devices_at_sources(engine, intent) {
-            Ok(now) if now.has_only_devices_of(before_attach) && !is_scanned => {
-                guard.restore_record(deadline)
-            }
-            Ok(_) => Ok(()),
-            Err(error) => Err(error),
-        },
-    };
-    if let Err(error) = restored {
-        // The next recovery tries again.
-        tracing::warn!(%error, "the intent stays in the journal");
     }
 }

@@ -16,11 +16,11 @@ use crate::engine::journal::{Journal, Operation, Problem, Record, VolumeGuard};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::resize::serves_its_size;
 use crate::engine::telemetry::{self, Call};
+use crate::engine::volume::attach::attach_guarded;
 use crate::engine::volume::content::record_content;
-use crate::engine::volume::detach::{detach_guarded, wait_for_probe_of};
+use crate::engine::volume::detach::{DetachVolume, detach_guarded, wait_for_probe_of};
 use crate::engine::volume::recover::observe::{Observed, find_foreign, observe};
 use crate::engine::volume::resize::resize_guarded;
-use crate::engine::volume::{DetachVolume, attach_guarded};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, VolumeId};
 use crate::kernel::pool;
@@ -228,6 +228,43 @@ fn recover_one(
         action,
         node: outcome.filter(|_| attached).map(|outcome| outcome.node),
     })
+}
+
+/// Finishes or undoes the unfinished resize of an NBD device before an attach. The attach would
+/// record the size that the kernel has, and only the resize's record has the size from before.
+pub(super) fn end_nbd_resize(
+    engine: &Engine,
+    guard: &Arc<VolumeGuard>,
+    deadline: Deadline,
+) -> Result<()> {
+    let is_resized = |record: &Record| {
+        let operation = record.intent.as_ref().map(|intent| intent.operation);
+        record.spec.nbd.is_some() && matches!(operation, Some(Operation::Resize { .. }))
+    };
+    let Some(record) = guard.record().filter(is_resized) else {
+        return Ok(());
+    };
+    let seen = observe(engine, guard, &record, deadline)?;
+    let condition = seen.condition(&record);
+    let ended = finish_or_undo(
+        engine,
+        guard,
+        &record,
+        &seen,
+        condition,
+        SERVER_LIMIT,
+        deadline,
+    );
+    match ended {
+        Ok((_, Action::Failed(error))) => Err(error),
+        Ok(_) => Ok(()),
+        // The device has its recorded size, and the error says why it has no new one.
+        Err(error) if has_no_intent(guard) => {
+            tracing::warn!(%error, volume = %record.volume, "the resize is given up");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn finish_or_undo(

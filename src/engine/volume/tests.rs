@@ -4,6 +4,7 @@ use std::time::Duration;
 use super::*;
 use crate::engine::detach::Detachment;
 use crate::engine::detach::receipt::DetachFailure;
+use crate::engine::journal::Outcome;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::timing::StageObserver;
 use crate::engine::volume::detach::detach_guarded;

@@ -13,6 +13,13 @@ use vm_tests::guest::crash::{Data, Place, Run, request, volume};
 use vm_tests::guest::kills::{KillSweep, is_before_intent};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
+/// What the next agent calls first after a kill.
+#[derive(Clone, Copy, PartialEq)]
+enum FirstCall {
+    Recover,
+    Attach,
+}
+
 /// A volume of an NBD server that can be killed.
 struct NbdRig {
     place: Place,
@@ -115,7 +122,12 @@ impl NbdRig {
 
     /// A resize by the agent that has attached the volume, killed at a step of the resize. Returns
     /// the steps of the resize.
-    fn resize(&mut self, sweep: &mut KillSweep, step: Option<&str>) -> Vec<String> {
+    fn resize(
+        &mut self,
+        sweep: &mut KillSweep,
+        step: Option<&str>,
+        next: FirstCall,
+    ) -> Vec<String> {
         let when = format!("resize at {}", step.unwrap_or("no step"));
         let mut run = Run::start(&self.place, "attach-and-resize", &self.sources, step);
         assert!(run.says_attached(), "{when}: it was not attached");
@@ -129,6 +141,9 @@ impl NbdRig {
         sweep.compare_what_is_left(&self.place, "resize", &ended);
         assert!(ended.killed || ended.status.success(), "{when}: {ended:?}");
         if ended.killed {
+            if next == FirstCall::Attach {
+                self.attach();
+            }
             let recovered = sweep.recover(&self.place, &when).expect("the volume");
             let node = recovered.node.expect("its node");
             self.compare(&node, &when);
@@ -197,13 +212,15 @@ fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() 
         let at = at.map(|step| step.map(String::as_str));
         rig.turn(&mut sweep, [&heal, &detach], at);
     }
-    let resize = rig.resize(&mut sweep, None);
+    let resize = rig.resize(&mut sweep, None, FirstCall::Recover);
     let resize: Vec<String> = resize
         .into_iter()
         .filter(|step| comes_always(step))
         .collect();
     for step in sweep.select("resize", &resize) {
-        rig.resize(&mut sweep, Some(&step));
+        rig.resize(&mut sweep, Some(&step), FirstCall::Recover);
     }
+    // The kernel has the new size then, and the connection serves only the old one.
+    rig.resize(&mut sweep, Some("nbd.reconfigured:1"), FirstCall::Attach);
     sweep.conclude(&["nbd"]);
 }
