@@ -129,7 +129,15 @@ fn a_device_with_several_connections_grows_in_the_process_that_attached_it_alone
             });
         }
     });
-    detach(&ours, &uri);
+    // The error says what another process can do.
+    set_len(&store, LARGE + SMALL);
+    let error = another.resize(&by_node, soon()).unwrap_err();
+    let advice = "or detach it and attach it again";
+    assert!(error.to_string().contains(advice), "{error}");
+    detach(&another, &uri);
+    let node = another.attach(&request, soon()).unwrap().node;
+    writes_its_last_block(&node, &store, LARGE + SMALL);
+    detach(&another, &uri);
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(super) fn cannot_replace_several(index: NbdIndex) -> Error {
     let message = format!(
         "nbd{index} has several connections that this process cannot replace, and a read checks \
          the size of only one of them: resize it in the process that attached it, with a \
-         dead-connection timeout above zero"
+         dead-connection timeout above zero, or detach it and attach it again"
     );
     Error::new(ErrorKind::NotReady, message).at(Stage::Probe)
 }
