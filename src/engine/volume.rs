@@ -15,7 +15,7 @@ mod tests;
 use crate::deadline::Deadline;
 use crate::engine::journal::{Intent, Journal, Operation, Record, VolumeSpec};
 use crate::engine::volume::attach::attach_guarded;
-use crate::engine::volume::recover::end_nbd_resize;
+use crate::engine::volume::resize::end_nbd_resize;
 use crate::engine::{AttachRequest, Attachment, Engine};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::VolumeId;
@@ -30,10 +30,10 @@ impl Engine {
     ///
     /// An attach that fails or is cancelled restores the record, if the devices that it
     /// brought could be removed again. One that times out leaves its intent, and a repeated
-    /// attach, a detach or a [`recover`](Self::recover) continues it. An NBD device whose resize
-    /// is unfinished is resized first, or gets the size from before, as in a recovery. Minimum
-    /// kernel: that of the attach, and 5.14 for NBD, whose devices are found again by their
-    /// backend id.
+    /// attach, a detach or a [`recover`](Self::recover) continues it. If an
+    /// unfinished resize has given an NBD device another size than the record's, the attach first
+    /// resizes it, or restores the size from before, as a recovery does. Minimum kernel: that of
+    /// the attach, and 5.14 for NBD, whose devices are found again by their backend id.
     ///
     /// # Errors
     /// Before anything is done: `InvalidInput` if the request holds a CHAP secret, which no
@@ -45,8 +45,8 @@ impl Engine {
     /// `TimedOut`. `InUse` also if the source turns out to lead to another volume's unit: the
     /// devices that the attach brought are then removed again. After the attach at stage
     /// `journal`: the device is attached, as the error says. Those of
-    /// [`resize`](Self::resize) if an unfinished resize can neither be finished nor undone, which
-    /// then stays begun. Else those of [`attach`](Self::attach).
+    /// [`resize`](Self::resize) if such a resize can neither be finished nor undone: it stays
+    /// begun, and a detach ends it. Else those of [`attach`](Self::attach).
     #[tracing::instrument(skip_all, fields(%volume))]
     pub fn attach_volume(
         &self,

@@ -111,7 +111,7 @@ impl NbdResize<'_> {
         let old_size = self.restore_unless_served(&connections, &server)?;
         let differences = device.differences_of(server.export.clone(), deadline)?;
         let size = size_on_server(index, old_size, &differences)?;
-        require_min_size(size, request)?;
+        require_min_size(size, request).map_err(|error| self.refused(error, None))?;
 
         let changed = size != old_size;
         if changed && connections.are_several && connections.own.is_none() {

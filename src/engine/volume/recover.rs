@@ -20,7 +20,7 @@ use crate::engine::volume::attach::attach_guarded;
 use crate::engine::volume::content::record_content;
 use crate::engine::volume::detach::{DetachVolume, detach_guarded, wait_for_probe_of};
 use crate::engine::volume::recover::observe::{Observed, find_foreign, observe};
-use crate::engine::volume::resize::resize_guarded;
+use crate::engine::volume::resize::{has_no_intent, resize_guarded};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, VolumeId};
 use crate::kernel::pool;
@@ -105,7 +105,7 @@ impl Engine {
     /// | | another volume's device | `Gone` | undone, and the device is left alone |
     /// | a detach was begun | something | `HalfDetached` | detached; a refusal (`InUse`) leaves it attached, and the detach is no longer under way |
     /// | | nothing | `Gone` | the detach is proven, and the record says so |
-    /// | a resize was begun | the unit answers | `HalfAttached` | resized; an NBD device whose only connection does not serve the new size gets the size from before: undone |
+    /// | a resize was begun | the unit answers | `HalfAttached` | resized; an NBD device whose server is smaller than the request keeps the size that it serves, and one whose only connection does not serve the new size gets the size from before: undone |
     /// | | no path answers | `LinkDead` | nothing, and it stays begun |
     ///
     /// A detach that the recovery finishes loses no more than any detach, and abandons
@@ -230,43 +230,6 @@ fn recover_one(
     })
 }
 
-/// Finishes or undoes the unfinished resize of an NBD device before an attach. The attach would
-/// record the size that the kernel has, and only the resize's record has the size from before.
-pub(super) fn end_nbd_resize(
-    engine: &Engine,
-    guard: &Arc<VolumeGuard>,
-    deadline: Deadline,
-) -> Result<()> {
-    let is_resized = |record: &Record| {
-        let operation = record.intent.as_ref().map(|intent| intent.operation);
-        record.spec.nbd.is_some() && matches!(operation, Some(Operation::Resize { .. }))
-    };
-    let Some(record) = guard.record().filter(is_resized) else {
-        return Ok(());
-    };
-    let seen = observe(engine, guard, &record, deadline)?;
-    let condition = seen.condition(&record);
-    let ended = finish_or_undo(
-        engine,
-        guard,
-        &record,
-        &seen,
-        condition,
-        SERVER_LIMIT,
-        deadline,
-    );
-    match ended {
-        Ok((_, Action::Failed(error))) => Err(error),
-        Ok(_) => Ok(()),
-        // The device has its recorded size, and the error says why it has no new one.
-        Err(error) if has_no_intent(guard) => {
-            tracing::warn!(%error, volume = %record.volume, "the resize is given up");
-            Ok(())
-        }
-        Err(error) => Err(error),
-    }
-}
-
 fn finish_or_undo(
     engine: &Engine,
     guard: &Arc<VolumeGuard>,
@@ -339,10 +302,6 @@ fn finish_or_undo(
         }
     };
     Ok((condition, action))
-}
-
-fn has_no_intent(guard: &VolumeGuard) -> bool {
-    guard.record().is_some_and(|record| record.intent.is_none())
 }
 
 /// Heals an attached NBD device if its server does not answer. Makes the kernel read the

@@ -41,6 +41,42 @@ impl Engine {
     }
 }
 
+/// Finishes or undoes an unfinished resize that has given an NBD device another size than the
+/// record's, before an attach. The attach would record the size that the kernel has, and only
+/// this record has the size from before.
+pub(super) fn end_nbd_resize(
+    engine: &Engine,
+    guard: &Arc<VolumeGuard>,
+    deadline: Deadline,
+) -> Result<()> {
+    let is_resized = |record: &Record| {
+        let operation = record.intent.as_ref().map(|intent| intent.operation);
+        matches!(operation, Some(Operation::Resize { .. }))
+    };
+    let Some(record) = guard.record().filter(is_resized) else {
+        return Ok(());
+    };
+    let shown = nbd_size(engine, &record)?;
+    let recorded = record.outcome.as_ref().map(|outcome| outcome.size);
+    if shown.is_none_or(|size| Some(size) == recorded) {
+        // The kernel has not taken a new size, so the attach changes nothing that a recovery
+        // needs. It must not wait for a server that accepts no further connection.
+        return Ok(());
+    }
+    match resize_guarded(engine, guard, record, None, deadline) {
+        Err(error) if has_no_intent(guard) => {
+            tracing::warn!(%error, "the resize is undone");
+            Ok(())
+        }
+        ended => ended.map(drop),
+    }
+}
+
+/// Whether the record says that the volume is attached and nothing is begun.
+pub(super) fn has_no_intent(guard: &VolumeGuard) -> bool {
+    guard.record().is_some_and(|record| record.intent.is_none())
+}
+
 pub(super) fn resize_guarded(
     engine: &Engine,
     guard: &Arc<VolumeGuard>,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{Finding, HealOutcome, NbdOptions, ResizeRequest};
+use lunbd::engine::{DetachVolume, Finding, HealOutcome, NbdOptions, ResizeRequest};
 use lunbd::id::VolumeId;
 use lunbd::nbd::Difference;
 use lunbd::reconcile::{Desired, Options, Reconciler};
@@ -226,6 +226,33 @@ fn a_volume_of_a_journal_is_brought_to_the_size_that_is_wanted_and_its_record_sa
     writes_its_last_block(&outcome().node, &store, LARGE);
     assert!(desired.remove(&volume));
     converge(&desired);
+}
+
+#[test]
+fn a_volume_whose_resize_timed_out_at_a_server_of_one_client_is_attached_again_without_a_wait() {
+    let _module = NbdModule::with_backend_ids(2);
+    let store = Store::sparse(SMALL);
+    // This is qemu-nbd's own default. Each further client waits for the first one to leave.
+    let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &["--shared=1"]);
+    let place = Directory::new("one-client");
+    let engine = engine();
+    let journal = engine.open_journal_at(&place.join("journal"), soon());
+    let journal = journal.unwrap();
+    let volume: VolumeId = "pvc-1".parse().unwrap();
+    let request = AttachRequest::new(source(&server.uri("disk")));
+    let attach = || engine.attach_volume(&journal, &volume, &request, soon());
+    let node = attach().unwrap().node;
+    let limit = Deadline::after(Duration::from_secs(2));
+    let error = engine.resize_volume(&journal, &volume, Some(LARGE), limit);
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(journal.record(&volume).unwrap().intent.is_some());
+    assert_eq!(attach().unwrap().node, node);
+    assert!(journal.record(&volume).unwrap().intent.is_none());
+    let how = DetachVolume::default();
+    engine
+        .detach_volume(&journal, &volume, &how, soon())
+        .unwrap();
 }
 
 /// The command's output, as an object.

@@ -36,7 +36,8 @@ pub enum Action {
     /// The unfinished operation was completed.
     Finished,
     /// Its attach had left nothing, which was proven, and its record is as before the attach. Or
-    /// its NBD device has the size from before its resize, and the record too.
+    /// its resize has ended without the requested size: its NBD device serves the size that it
+    /// has, and the record has that size.
     Undone,
     /// The device has its server again, or the size that the kernel had lost.
     Healed,
