@@ -120,7 +120,7 @@ fn write_volume(out: &mut dyn Write, volume: &Recovered) -> io::Result<()> {
 pub(crate) fn condition(condition: Condition) -> &'static str {
     match condition {
         Condition::Complete => "attached",
-        Condition::HalfAttached => "its attach was begun",
+        Condition::HalfAttached => "its attach or resize was begun",
         Condition::HalfDetached => "its detach was begun",
         Condition::Gone => "gone",
         Condition::Changed => "CHANGED",

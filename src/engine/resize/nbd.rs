@@ -2,12 +2,15 @@
 
 mod requirements;
 
+use std::sync::Arc;
+
 use nix::libc;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::DetachTarget;
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::backend::{device_of_backend, lock_backend};
 use crate::engine::nbd::known::{current_links, known_source, require_answer, require_source};
 use crate::engine::nbd::reconnect::NbdReconnect;
@@ -34,12 +37,12 @@ pub(super) fn resize_nbd_backend(
     call: &mut CallContext,
 ) -> Result<Resized> {
     call.enter(Stage::Lock);
-    let _lock = lock_backend(engine, backend, call.deadline)?;
+    let lock = lock_backend(engine, backend, call.deadline)?;
     let Some(device) = device_of_backend(engine, backend)? else {
         let message = format!("no NBD device has backend id {backend}");
         return Err(Error::new(ErrorKind::NotFound, message).at(Stage::Resolve));
     };
-    grow_nbd(engine, &device, backend, request, call)
+    grow_nbd(engine, &device, backend, lock, request, call)
 }
 
 /// Does the same for the named device.
@@ -63,14 +66,15 @@ pub(super) fn resize_nbd_device(
         return Err(Error::new(ErrorKind::NotSupported, message).at(Stage::Resolve));
     };
     call.enter(Stage::Lock);
-    let _lock = lock_backend(engine, &backend, call.deadline)?;
-    grow_nbd(engine, device, &backend, request, call)
+    let lock = lock_backend(engine, &backend, call.deadline)?;
+    grow_nbd(engine, device, &backend, lock, request, call)
 }
 
 fn grow_nbd(
     engine: &Engine,
     device: &NbdDevice,
     backend: &BackendId,
+    lock: DeviceLock,
     request: &ResizeRequest,
     call: &mut CallContext,
 ) -> Result<Resized> {
@@ -78,6 +82,7 @@ fn grow_nbd(
         engine,
         device,
         backend,
+        lock: Arc::new(lock),
         interrupted_at: request.interrupted_at,
         deadline: call.deadline,
     };
@@ -89,6 +94,8 @@ struct NbdResize<'a> {
     engine: &'a Engine,
     device: &'a NbdDevice,
     backend: &'a BackendId,
+    /// The lock of the id. A command to the kernel holds it too, also after its timeout.
+    lock: Arc<DeviceLock>,
     /// The size before an earlier resize that was interrupted.
     interrupted_at: Option<u64>,
     deadline: Deadline,
@@ -110,8 +117,9 @@ impl NbdResize<'_> {
         let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
         let old_size = self.restore_unless_served(&connections, &server)?;
         let differences = device.differences_of(server.export.clone(), deadline)?;
-        let size = size_on_server(index, old_size, &differences)?;
-        require_min_size(size, request).map_err(|error| self.refused(error, None))?;
+        let size = size_on_server(index, old_size, &differences)
+            .and_then(|size| require_min_size(size, request).map(|()| size))
+            .map_err(|error| self.refused(error, None))?;
 
         let changed = size != old_size;
         if changed && connections.are_several && connections.own.is_none() {
@@ -237,7 +245,8 @@ impl NbdResize<'_> {
     /// Sets the size in the kernel, and reads it back.
     fn set_size(&self, size: u64) -> Result<()> {
         let (roots, index) = (self.engine.roots(), self.device.index());
-        nbd::set_size(roots, index, self.backend, size, self.deadline)?;
+        let lock = Box::new(Arc::clone(&self.lock));
+        nbd::set_size(lock, roots, index, self.backend, size, self.deadline)?;
         let shown = self.device.disk().size()?;
         if shown == size {
             return Ok(());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::deadline::Deadline;
 use crate::engine::attach::UnitClaim;
-use crate::engine::journal::{Outcome, Record, VolumeGuard};
+use crate::engine::journal::{Operation, Outcome, Record, VolumeGuard};
 use crate::engine::usage::failed_flush::{self, LossMarks};
 use crate::engine::volume::devices_at_sources::{
     DevicesAtSources, devices_at_sources, is_being_scanned,
@@ -28,7 +28,11 @@ pub(super) fn attach_guarded(
     let claim = move |identity: &_, places: &[_]| claimant.claim_unit(identity, places);
     request.claim = Some(UnitClaim(Arc::new(claim)));
     // An attach that did not finish may have brought the devices that are there.
-    let was_begun = |before: &Record| before.intent.is_some() || before.outcome.is_none();
+    let was_begun = |before: &Record| {
+        let operation = before.intent.as_ref().map(|intent| intent.operation);
+        let is_resize = matches!(operation, Some(Operation::Resize { .. }));
+        before.outcome.is_none() || operation.is_some() && !is_resize
+    };
     let may_resume = before.as_ref().is_none_or(was_begun);
     request.may_resume = may_resume;
     request.is_recorded = before.is_some();

@@ -6,7 +6,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::detach::DetachTarget;
 use crate::engine::journal::{Intent, Journal, Operation, Outcome, Record, VolumeGuard};
-use crate::engine::nbd::backend::device_of_backend;
+use crate::engine::nbd::backend::{device_of_backend, lock_backend};
 use crate::engine::resize::{ResizeRequest, Resized, serves_its_size};
 use crate::engine::volume::detach::unknown;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -49,21 +49,28 @@ pub(super) fn end_nbd_resize(
     guard: &Arc<VolumeGuard>,
     deadline: Deadline,
 ) -> Result<()> {
-    let is_resized = |record: &Record| {
-        let operation = record.intent.as_ref().map(|intent| intent.operation);
-        matches!(operation, Some(Operation::Resize { .. }))
-    };
-    let Some(record) = guard.record().filter(is_resized) else {
+    let Some(record) = guard.record() else {
         return Ok(());
     };
-    let shown = nbd_size(engine, &record)?;
+    let operation = record.intent.as_ref().map(|intent| intent.operation);
+    let Some(Operation::Resize { at_least }) = operation else {
+        return Ok(());
+    };
+    let Some(nbd) = &record.spec.nbd else {
+        return Ok(());
+    };
+    let shown = {
+        // A command of a resize that timed out may still be on its way to the kernel.
+        let _lock = lock_backend(engine, &nbd.backend, deadline)?;
+        nbd_size(engine, &record)?
+    };
     let recorded = record.outcome.as_ref().map(|outcome| outcome.size);
     if shown.is_none_or(|size| Some(size) == recorded) {
-        // The kernel has not taken a new size, so the attach changes nothing that a recovery
-        // needs. It must not wait for a server that accepts no further connection.
+        // The kernel has not taken a new size, so a recovery does not need the intent. The
+        // attach must not wait for a server that accepts no further connection.
         return Ok(());
     }
-    match resize_guarded(engine, guard, record, None, deadline) {
+    match resize_guarded(engine, guard, record, at_least, deadline) {
         Err(error) if has_no_intent(guard) => {
             tracing::warn!(%error, "the resize is undone");
             Ok(())

@@ -21,8 +21,9 @@ use crate::nbd::refusal::RefusedCommand;
 ///
 /// # Errors
 /// Those of [`Reconfigure::send`](super::Reconfigure::send). After a timeout the kernel
-/// may still change the size.
+/// may still change the size, and `lock` is held until it has answered.
 pub(crate) fn set_size(
+    lock: Box<dyn Send>,
     roots: &Roots,
     index: NbdIndex,
     backend: &BackendId,
@@ -45,7 +46,7 @@ pub(crate) fn set_size(
     };
     let stage = Stage::Reconfigure;
     crash_point!(NbdToReconfigure);
-    exchange(&message, Box::new(()), &attempt, stage, roots, deadline)?;
+    exchange(&message, lock, &attempt, stage, roots, deadline)?;
     crash_point!(NbdReconfigured);
     Ok(())
 }
