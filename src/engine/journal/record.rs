@@ -116,6 +116,11 @@ pub struct Outcome {
 }
 
 impl Record {
+    /// The operation that is unfinished.
+    pub(in crate::engine) fn operation(&self) -> Option<Operation> {
+        self.intent.as_ref().map(|intent| intent.operation)
+    }
+
     /// The unit's names, from the outcome or else from the caller, the strongest first. They
     /// are sorted here because earlier versions wrote them in another order.
     pub(in crate::engine) fn names(&self) -> Vec<Wwid> {

@@ -29,9 +29,11 @@ pub(super) fn attach_guarded(
     request.claim = Some(UnitClaim(Arc::new(claim)));
     // An attach that did not finish may have brought the devices that are there.
     let was_begun = |before: &Record| {
-        let operation = before.intent.as_ref().map(|intent| intent.operation);
-        let is_resize = matches!(operation, Some(Operation::Resize { .. }));
-        before.outcome.is_none() || operation.is_some() && !is_resize
+        let is_unfinished = match before.operation() {
+            Some(Operation::Attach | Operation::Detach { .. }) => true,
+            Some(Operation::Resize { .. }) | None => false,
+        };
+        is_unfinished || before.outcome.is_none()
     };
     let may_resume = before.as_ref().is_none_or(was_begun);
     request.may_resume = may_resume;

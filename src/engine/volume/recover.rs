@@ -239,7 +239,7 @@ fn finish_or_undo(
     server_limit: Duration,
     deadline: Deadline,
 ) -> Result<(Condition, Action)> {
-    let operation = record.intent.as_ref().map(|intent| intent.operation);
+    let operation = record.operation();
     let is_there = !matches!(seen, Observed::Nothing);
     let without_intent = || Record {
         intent: None,
@@ -355,7 +355,7 @@ fn server_limit(count: usize, deadline: Deadline) -> Duration {
 
 /// The condition of a volume that could not be looked for.
 fn condition_by_intent(record: &Record) -> Condition {
-    match record.intent.as_ref().map(|intent| intent.operation) {
+    match record.operation() {
         Some(Operation::Detach { .. }) => Condition::HalfDetached,
         Some(_) => Condition::HalfAttached,
         None => Condition::LinkDead,

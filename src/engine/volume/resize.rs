@@ -29,8 +29,7 @@ impl Engine {
     ) -> Result<Resized> {
         let guard = journal.guard(volume, None, deadline)?;
         let record = guard.record().ok_or_else(|| unknown(volume))?;
-        let begun = record.intent.as_ref().map(|intent| intent.operation);
-        if let Some(Operation::Attach | Operation::Detach { .. }) = begun {
+        if let Some(Operation::Attach | Operation::Detach { .. }) = record.operation() {
             let message = format!(
                 "an attach or detach of volume {volume} is incomplete: repeat it or run `lunbd \
                  recover`, then resize"
@@ -52,8 +51,7 @@ pub(super) fn end_nbd_resize(
     let Some(record) = guard.record() else {
         return Ok(());
     };
-    let operation = record.intent.as_ref().map(|intent| intent.operation);
-    let Some(Operation::Resize { at_least }) = operation else {
+    let Some(Operation::Resize { at_least }) = record.operation() else {
         return Ok(());
     };
     let Some(nbd) = &record.spec.nbd else {
@@ -79,9 +77,11 @@ pub(super) fn end_nbd_resize(
     }
 }
 
-/// Whether the record says that the volume is attached and nothing is begun.
+/// Whether there is a record, and it says that no operation is unfinished.
 pub(super) fn has_no_intent(guard: &VolumeGuard) -> bool {
-    guard.record().is_some_and(|record| record.intent.is_none())
+    guard
+        .record()
+        .is_some_and(|record| record.operation().is_none())
 }
 
 pub(super) fn resize_guarded(

@@ -65,7 +65,7 @@ impl Observed {
     }
 
     pub(super) fn condition(&self, record: &Record) -> Condition {
-        let operation = record.intent.as_ref().map(|intent| intent.operation);
+        let operation = record.operation();
         match (self, operation) {
             (Self::Nothing, _) => Condition::Gone,
             (_, Some(Operation::Detach { .. })) => Condition::HalfDetached,

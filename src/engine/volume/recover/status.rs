@@ -114,7 +114,7 @@ impl VolumeStatus {
     fn of(record: &Record) -> Self {
         let (volume, spec) = (record.volume.clone(), record.spec.clone());
         let mut new = Self::new(volume, spec, Condition::Gone);
-        new.under_way = record.intent.as_ref().map(|intent| intent.operation);
+        new.under_way = record.operation();
         let names = record.outcome.as_ref().map(|outcome| &outcome.names);
         new.names = names.cloned().unwrap_or_default();
         new
