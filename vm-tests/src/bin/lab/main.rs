@@ -179,6 +179,10 @@ fn test(arguments: &TestArguments) -> Result<bool> {
         None => on_the_host()?,
     }
     summary.add_missing();
+    let has_built_all = arguments.filter.is_none() && !arguments.vm_only;
+    if has_built_all && summary.succeeded() {
+        programs::keep_compiled_dependencies();
+    }
     summary.print()?;
     Ok(summary.succeeded())
 }

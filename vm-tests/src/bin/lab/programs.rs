@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -192,6 +192,16 @@ fn cargo(arguments: &[&str], profile: &[&str]) -> Result<Built> {
             ))
         })
         .collect())
+}
+
+/// For the next fresh clone, which otherwise compiles them.
+pub(crate) fn keep_compiled_dependencies() {
+    let program = package_directory().join("compiled-dependencies");
+    let status = command_in_workspace(&program).arg("keep").status();
+    if !status.as_ref().is_ok_and(ExitStatus::success) {
+        let shown = program.display();
+        eprintln!("the compiled dependencies are not kept: {shown} keep: {status:?}");
+    }
 }
 
 /// Packs no list of tests: a story has none.
