@@ -67,8 +67,11 @@ impl DirtyPath {
     #[must_use]
     pub fn new(engine: &Engine) -> Self {
         let (target, disks) = attached_paths(engine);
-        let held = udevd::stopped();
         let map = QueueingMap::over(&disks);
+        // No event is left that could write the path back, and no probe of the map that would
+        // make some detaches flush it twice.
+        udevd::settle();
+        let held = udevd::stopped();
         // The map has the path open, so that no close writes it back.
         let mut writes = OpenOptions::new()
             .write(true)

@@ -268,8 +268,8 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Opti
     }
 }
 
-/// The longer a wait since `start` takes, the rarer its looks are: an emulated processor has other
-/// work.
+/// Sleeps before the next look of a wait that began at `start`, and longer in a long wait: each
+/// look takes the emulated processor from the work that is waited for.
 fn pause_between_looks(start: Instant) {
     let pause = start.elapsed() / 20;
     std::thread::sleep(pause.clamp(Duration::from_millis(5), Duration::from_millis(100)));

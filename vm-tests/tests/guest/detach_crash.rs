@@ -4,14 +4,11 @@ use lunbd::{DetachRequest, DetachTarget};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::crash::{Place, Run};
 use vm_tests::guest::dirty_path::{DirtyPath, protect_disks};
-use vm_tests::guest::udevd;
 
 /// Kills the agent at the step, and returns all steps that it passed.
 fn killed_at(step: Option<&str>) -> Vec<String> {
     let (engine, place) = (engine(), Place::new());
     let dirty = DirtyPath::new(&engine);
-    // Otherwise udev's probe of the map makes some detaches flush it twice.
-    udevd::settle();
     assert!(!dirty.is_stored(), "it is written back");
     protect_disks(true);
     let map = dirty.map.node();

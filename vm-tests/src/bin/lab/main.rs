@@ -179,7 +179,9 @@ fn test(arguments: &TestArguments) -> Result<bool> {
         None => on_the_host()?,
     }
     summary.add_missing();
-    let has_built_all = arguments.filter.is_none() && !arguments.vm_only;
+    // The checks build some of the dependencies otherwise than the tests.
+    let has_built_all =
+        arguments.filter.is_none() && !arguments.vm_only && arguments.beside.is_some();
     if has_built_all && summary.succeeded() {
         programs::keep_compiled_dependencies();
     }

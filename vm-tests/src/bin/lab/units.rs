@@ -12,6 +12,20 @@ const OWN_BOOT: &str = "own_boot_";
 /// worth a boot, which costs about as much as three tests.
 const WORTH_A_BOOT: usize = 35;
 
+/// Files that take longer than a minute, mostly in waits. Units that have one start before the
+/// others, so that no machine runs long after the others have finished.
+const LONG: &[&str] = &[
+    "behaviours",
+    "fc_paths",
+    "iscsi_paths",
+    "iscsi_recovery",
+    "iscsi_resize",
+    "nbd_heal",
+    "nbd_links",
+    "nbd_tls",
+    "recover_scsi_and_nbd",
+];
+
 /// The tests that one machine runs, one after another.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
@@ -22,8 +36,9 @@ pub(crate) struct Unit {
 
 /// The units of `tests`, which are sorted. The units with their own boots come first: they are
 /// the sweeps and the storms, and the longest. Then the last names and the first take turns: the
-/// files of NBD wait for most of their time, and others compute meanwhile. The last unit is
-/// halved, so that no machine runs long after the others have finished.
+/// files of NBD wait for most of their time, and others compute meanwhile. Of these the units with
+/// [`LONG`] files come first. The last unit is halved, so that no machine runs long after the
+/// others have finished.
 pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     let mut shared: Vec<Vec<TestCase>> = Vec::new();
     let mut own = Vec::new();
@@ -46,6 +61,8 @@ pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
         in_order.push(last);
         in_order.extend(left.pop_front());
     }
+    // Stable: they keep their turns otherwise.
+    in_order.sort_by_key(|tests| !tests.iter().any(|test| LONG.contains(&&*test.file)));
     if let Some(last) = in_order.pop() {
         in_order.extend(halves(&last));
     }
@@ -119,6 +136,23 @@ mod tests {
         let mut together: Vec<TestCase> = units.into_iter().flat_map(|unit| unit.tests).collect();
         together.sort();
         assert_eq!(together, tests);
+    }
+
+    #[test]
+    fn units_with_long_files_come_before_the_other_shared_ones() {
+        let files = [
+            file("attach", 40),
+            file("nbd", 40),
+            file("nbd_heal", 40),
+            file("own_boot_storm", 1),
+            file("udevd", 40),
+        ];
+        let units = of(&files.concat());
+        let firsts: Vec<&str> = units.iter().map(|unit| &*unit.tests[0].file).collect();
+        assert_eq!(
+            firsts,
+            ["own_boot_storm", "nbd_heal", "udevd", "attach", "nbd"]
+        );
     }
 
     #[test]
