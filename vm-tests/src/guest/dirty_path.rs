@@ -24,22 +24,50 @@ pub fn protect_disks(protect: bool) {
     fs::write(WRITE_PROTECT, digit).expect("scsi_debug's parameter");
 }
 
-/// The target of the paths. No rule of udev writes their pages back.
+/// The target of the paths. Neither a rule of udev nor the kernel's timer writes their pages back.
 #[derive(Debug)]
 pub struct Target {
     /// The target.
     pub target: ScsiDebug,
     _no_write_back: NoWriteBackGuard,
+    _late_write_back: LateWriteBack,
+}
+
+/// The kernel's timer writes nothing back within ten minutes, while this lives. It writes a new
+/// disk's pages back after five seconds otherwise, whatever their age: such a disk has no share of
+/// the memory that may be dirty yet.
+#[derive(Debug)]
+struct LateWriteBack {
+    /// The setting from before.
+    before: String,
+}
+
+const WRITE_BACK_INTERVAL: &str = "/proc/sys/vm/dirty_writeback_centisecs";
+
+impl LateWriteBack {
+    fn new() -> Self {
+        let before = fs::read_to_string(WRITE_BACK_INTERVAL).expect(WRITE_BACK_INTERVAL);
+        fs::write(WRITE_BACK_INTERVAL, "60000").expect(WRITE_BACK_INTERVAL);
+        Self { before }
+    }
+}
+
+impl Drop for LateWriteBack {
+    fn drop(&mut self) {
+        let _stays_late = fs::write(WRITE_BACK_INTERVAL, &self.before);
+    }
 }
 
 /// Attaches both paths of a unit, and returns their nodes.
 #[must_use]
 pub fn attached_paths(engine: &Engine) -> (Target, Vec<PathBuf>) {
     let no_write_back = udevd::without_write_back();
+    let late_write_back = LateWriteBack::new();
     let (target, sources) = ScsiDebug::two_paths_of(16);
     let target = Target {
         target,
         _no_write_back: no_write_back,
+        _late_write_back: late_write_back,
     };
     let attach = |source: &String| {
         let source: Source = source.parse().expect("a source");
