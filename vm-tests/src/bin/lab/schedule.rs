@@ -150,9 +150,9 @@ fn side_by_side(
 }
 
 /// How many machines run at once: two more than there are processors, because half of a
-/// test's time is spent waiting, and no more than fit into memory. With five on two processors the
-/// same run took a sixth more processor time, and not less time (18:22 and 30:35 of processor time,
-/// 18:23 and 26:02 with four; 2026-11-27).
+/// test's time is spent waiting, and no more than fit into memory. With five on two processors a
+/// run took a sixth more processor time and was no quicker (18:22 and 30:35 of processor time;
+/// 18:23 and 26:02 with four and another seed; 2026-11-27).
 fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
