@@ -99,7 +99,6 @@ impl DirtyPath {
         // No event is left that could write the path back, and no probe of the map that would
         // make some detaches flush it twice.
         udevd::settle();
-        let held = udevd::stopped();
         // The map has the path open, so that no close writes it back.
         let mut writes = OpenOptions::new()
             .write(true)
@@ -115,7 +114,6 @@ impl DirtyPath {
             _target: target,
         };
         assert!(!dirty.is_stored(), "it is written back");
-        drop(held);
         dirty
     }
 
