@@ -120,7 +120,11 @@ impl Rig {
     fn settles_on(&self, other: u64, how: &str) {
         let expected = ["kept".to_owned(), format!("other-{other}")];
         let expected = expected.map(|volume| (volume, "complete".to_owned()));
-        guest::wait_until(how, LIMIT, || (self.status() == expected).then_some(()));
+        guest::wait_until(how, LIMIT, || {
+            // To start the command costs a hundred times as much as this look.
+            let is_attached = self.target.device_dir(other).exists();
+            (is_attached && self.status() == expected).then_some(())
+        });
     }
 
     /// A device that is attached anew has another directory.

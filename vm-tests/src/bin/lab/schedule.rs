@@ -114,9 +114,8 @@ impl Plan {
     }
 }
 
-/// Runs the units, each with the index of its series, on as many machines as the host can carry.
-/// `on_the_host` takes the place of the last machine until it ends. The threads live as long as
-/// the machines that they start.
+/// Runs the units, each with the index of its series, on as many machines as the host can carry,
+/// and `on_the_host` beside them. The threads live as long as the machines that they start.
 fn side_by_side(
     queue: &[(usize, &Unit)],
     on_the_host: impl FnOnce() -> Result<()> + Send,
@@ -130,15 +129,11 @@ fn side_by_side(
         Ok(())
     };
     let worker = &worker;
-    let last = seats() - 1;
     thread::scope(|scope| {
-        let mut workers: Vec<_> = (0..last.min(queue.len()))
+        let mut workers: Vec<_> = (0..seats().min(queue.len()))
             .map(|seat| scope.spawn(move || worker(seat)))
             .collect();
-        workers.push(scope.spawn(move || {
-            let on_the_host = on_the_host();
-            worker(last).and(on_the_host)
-        }));
+        workers.push(scope.spawn(on_the_host));
         let ended: Vec<_> = workers
             .into_iter()
             .map(thread::ScopedJoinHandle::join)
