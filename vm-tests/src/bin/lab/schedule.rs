@@ -114,8 +114,9 @@ impl Plan {
     }
 }
 
-/// Runs the units, each with the index of its series, on as many machines as the host can carry,
-/// and `on_the_host` beside them. The threads live as long as the machines that they start.
+/// Runs the units, each with the index of its series, on as many machines as the host can carry.
+/// `on_the_host` takes the place of the last machine until it ends. The threads live as long as
+/// the machines that they start.
 fn side_by_side(
     queue: &[(usize, &Unit)],
     on_the_host: impl FnOnce() -> Result<()> + Send,
@@ -129,11 +130,15 @@ fn side_by_side(
         Ok(())
     };
     let worker = &worker;
+    let last = seats() - 1;
     thread::scope(|scope| {
-        let mut workers: Vec<_> = (0..seats().min(queue.len()))
+        let mut workers: Vec<_> = (0..last.min(queue.len()))
             .map(|seat| scope.spawn(move || worker(seat)))
             .collect();
-        workers.push(scope.spawn(on_the_host));
+        workers.push(scope.spawn(move || {
+            let on_the_host = on_the_host();
+            worker(last).and(on_the_host)
+        }));
         let ended: Vec<_> = workers
             .into_iter()
             .map(thread::ScopedJoinHandle::join)
@@ -144,14 +149,12 @@ fn side_by_side(
     })
 }
 
-/// How many machines run at once: two more than there are processors, because half of a
-/// test's time is spent waiting, and no more than fit into memory. With five on two processors a
-/// run took a sixth more processor time and was no quicker (18:22 and 30:35 of processor time;
-/// 18:23 and 26:02 with four and another seed; 2026-11-27).
+/// How many machines run at once: three more than there are processors, because half of a test's
+/// time is spent waiting, and no more than fit into memory.
 fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
-    usize::try_from(room).unwrap_or(1).clamp(1, processors + 2)
+    usize::try_from(room).unwrap_or(1).clamp(1, processors + 3)
 }
 
 /// The memory that is available without swapping, in bytes.

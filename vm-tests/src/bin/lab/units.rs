@@ -12,8 +12,7 @@ const OWN_BOOT: &str = "own_boot_";
 /// worth a boot, which costs about as much as three tests.
 const WORTH_A_BOOT: usize = 35;
 
-/// Files that take longer than a minute, mostly in waits. Units that have one start before the
-/// others, so that no machine runs long after the others have finished.
+/// Files that take longer than a minute, mostly in waits.
 const LONG: &[&str] = &[
     "behaviours",
     "fc_paths",
@@ -34,11 +33,11 @@ pub(crate) struct Unit {
     pub(crate) own_boot: bool,
 }
 
-/// The units of `tests`, which are sorted. The units with their own boots come first: they are
-/// the sweeps and the storms, and the longest. Then the last names and the first take turns: the
-/// files of NBD wait for most of their time, and others compute meanwhile. Of these the units with
-/// [`LONG`] files come first. The last unit is halved, so that no machine runs long after the
-/// others have finished.
+/// The units of `tests`, which are sorted. The last names and the first take turns: the files of
+/// NBD wait for most of their time, and others compute meanwhile. The units with [`LONG`] files
+/// come first: they leave processors to the tests of the host, which run at the same time. The
+/// units with their own boots come last: they compute, and are short, so that no machine runs
+/// long after the others have finished.
 pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     let mut shared: Vec<Vec<TestCase>> = Vec::new();
     let mut own = Vec::new();
@@ -63,23 +62,11 @@ pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     }
     // Stable: they keep their turns otherwise.
     in_order.sort_by_key(|tests| !tests.iter().any(|test| LONG.contains(&&*test.file)));
-    if let Some(last) = in_order.pop() {
-        in_order.extend(halves(&last));
-    }
     let shared = in_order.into_iter().map(|tests| Unit {
         tests,
         own_boot: false,
     });
-    own.into_iter().chain(shared).collect()
-}
-
-/// The tests in two parts of whole files, or in one.
-fn halves(tests: &[TestCase]) -> Vec<Vec<TestCase>> {
-    let middle = &tests[tests.len() / 2];
-    let at = tests.partition_point(|test| test.file < middle.file);
-    let (one, other) = tests.split_at(at);
-    let halves = [one, other].into_iter().filter(|half| !half.is_empty());
-    halves.map(<[TestCase]>::to_vec).collect()
+    shared.chain(own).collect()
 }
 
 /// All units, each with the index of its kernel. The kernels take turns, so that the longest
@@ -126,12 +113,7 @@ mod tests {
         let first = |unit: &Unit| (unit.tests[0].id(), unit.tests.len());
         let firsts: Vec<(String, usize)> = units.iter().map(first).collect();
         let named = |file: &str, count| (format!("{file}::test_00"), count);
-        let expected = [
-            named("lab", 42),
-            named("attach", 40),
-            named("hub", 20),
-            named("iscsi", 20),
-        ];
+        let expected = [named("lab", 42), named("attach", 40), named("hub", 40)];
         assert_eq!(firsts, expected);
         let mut together: Vec<TestCase> = units.into_iter().flat_map(|unit| unit.tests).collect();
         together.sort();
@@ -151,7 +133,7 @@ mod tests {
         let firsts: Vec<&str> = units.iter().map(|unit| &*unit.tests[0].file).collect();
         assert_eq!(
             firsts,
-            ["own_boot_storm", "nbd_heal", "udevd", "attach", "nbd"]
+            ["nbd_heal", "udevd", "attach", "nbd", "own_boot_storm"]
         );
     }
 
@@ -164,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_with_boots_of_their_own_come_first_and_one_by_one() {
+    fn tests_with_boots_of_their_own_come_last_and_one_by_one() {
         let tests = [
             file("nbd", 3),
             file("own_boot_crash", 2),
@@ -179,10 +161,10 @@ mod tests {
         assert_eq!(
             shown,
             [
+                ("nbd::test_00".to_owned(), 3, false),
                 ("own_boot_crash::test_00".to_owned(), 1, true),
                 ("own_boot_crash::test_01".to_owned(), 1, true),
                 ("own_boot_storm::test_00".to_owned(), 1, true),
-                ("nbd::test_00".to_owned(), 3, false),
             ]
         );
     }
