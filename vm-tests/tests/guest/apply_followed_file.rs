@@ -102,7 +102,10 @@ impl Rig {
         command.arg("apply").arg(self.file()).arg("--watch");
         command.arg("--journal").arg(self.journal());
         let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
-        Agent(command.spawn().unwrap())
+        let agent = Agent(command.spawn().unwrap());
+        // The command answers while the journal does not exist or is new.
+        let _no_volume_or_two = self.status();
+        agent
     }
 
     /// The volumes of the journal and their conditions.

@@ -35,10 +35,11 @@ pub(crate) struct Unit {
 
 /// The units of `tests`, which are sorted. The last names and the first take turns: the files of
 /// NBD wait for most of their time, and others compute meanwhile. The units with [`LONG`] files
-/// come first: they leave processors to the tests of the host, which run at the same time. The
-/// units with their own boots come last: they compute, and are short, so that no machine runs
-/// long after the others have finished.
-pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
+/// come first, because they leave processors to the tests of the host. The units with their own
+/// boots come last, because they are single tests: no machine runs long after the others have
+/// finished. If they are whole sweeps, they take longest, and come first. Where they are not
+/// last, the last unit is halved.
+pub(crate) fn of(tests: &[TestCase], sweeps_are_whole: bool) -> Vec<Unit> {
     let mut shared: Vec<Vec<TestCase>> = Vec::new();
     let mut own = Vec::new();
     for file in tests.chunk_by(|one, other| one.file == other.file) {
@@ -62,11 +63,28 @@ pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     }
     // Stable: they keep their turns otherwise.
     in_order.sort_by_key(|tests| !tests.iter().any(|test| LONG.contains(&&*test.file)));
+    let ends_with_shared = own.is_empty() || sweeps_are_whole;
+    if ends_with_shared && let Some(last) = in_order.pop() {
+        in_order.extend(halves(&last));
+    }
     let shared = in_order.into_iter().map(|tests| Unit {
         tests,
         own_boot: false,
     });
-    shared.chain(own).collect()
+    if sweeps_are_whole {
+        own.into_iter().chain(shared).collect()
+    } else {
+        shared.chain(own).collect()
+    }
+}
+
+/// The tests in two parts of whole files, or in one.
+fn halves(tests: &[TestCase]) -> Vec<Vec<TestCase>> {
+    let middle = &tests[tests.len() / 2];
+    let at = tests.partition_point(|test| test.file < middle.file);
+    let (one, other) = tests.split_at(at);
+    let halves = [one, other].into_iter().filter(|half| !half.is_empty());
+    halves.map(<[TestCase]>::to_vec).collect()
 }
 
 /// All units, each with the index of its kernel. The kernels take turns, so that the longest
@@ -108,12 +126,17 @@ mod tests {
             .iter()
             .flat_map(|(name, count)| file(name, *count))
             .collect();
-        let units = of(&tests);
+        let units = of(&tests, false);
         assert!(units.iter().all(|unit| !unit.own_boot));
         let first = |unit: &Unit| (unit.tests[0].id(), unit.tests.len());
         let firsts: Vec<(String, usize)> = units.iter().map(first).collect();
         let named = |file: &str, count| (format!("{file}::test_00"), count);
-        let expected = [named("lab", 42), named("attach", 40), named("hub", 40)];
+        let expected = [
+            named("lab", 42),
+            named("attach", 40),
+            named("hub", 20),
+            named("iscsi", 20),
+        ];
         assert_eq!(firsts, expected);
         let mut together: Vec<TestCase> = units.into_iter().flat_map(|unit| unit.tests).collect();
         together.sort();
@@ -129,7 +152,7 @@ mod tests {
             file("own_boot_storm", 1),
             file("udevd", 40),
         ];
-        let units = of(&files.concat());
+        let units = of(&files.concat(), false);
         let firsts: Vec<&str> = units.iter().map(|unit| &*unit.tests[0].file).collect();
         assert_eq!(
             firsts,
@@ -139,33 +162,34 @@ mod tests {
 
     #[test]
     fn kernels_take_turns_until_none_has_a_unit_left() {
-        let units = [of(&file("own_boot_storm", 3)), of(&file("nbd", 2))];
+        let units =
+            [("own_boot_storm", 3), ("nbd", 2)].map(|(name, count)| of(&file(name, count), false));
         let queue = in_turn(&units);
         let kernels: Vec<usize> = queue.iter().map(|(kernel, _)| *kernel).collect();
         assert_eq!(kernels, [0, 1, 0, 0]);
     }
 
     #[test]
-    fn tests_with_boots_of_their_own_come_last_and_one_by_one() {
+    fn tests_with_boots_of_their_own_come_last_and_whole_sweeps_first_and_each_is_a_unit() {
         let tests = [
+            file("hub", 1),
             file("nbd", 3),
             file("own_boot_crash", 2),
             file("own_boot_storm", 1),
         ]
         .concat();
-        let units = of(&tests);
-        let shown: Vec<(String, usize, bool)> = units
-            .iter()
-            .map(|unit| (unit.tests[0].id(), unit.tests.len(), unit.own_boot))
-            .collect();
-        assert_eq!(
-            shown,
-            [
-                ("nbd::test_00".to_owned(), 3, false),
-                ("own_boot_crash::test_00".to_owned(), 1, true),
-                ("own_boot_crash::test_01".to_owned(), 1, true),
-                ("own_boot_storm::test_00".to_owned(), 1, true),
-            ]
-        );
+        let shown = |sweeps_are_whole| -> Vec<(String, usize, bool)> {
+            let units = of(&tests, sweeps_are_whole).into_iter();
+            units
+                .map(|unit| (unit.tests[0].id(), unit.tests.len(), unit.own_boot))
+                .collect()
+        };
+        let of_shared = |file: &str, count| (format!("{file}::test_00"), count, false);
+        let own = ["crash::test_00", "crash::test_01", "storm::test_00"];
+        let own = own.map(|test| (format!("own_boot_{test}"), 1, true));
+        let together = [of_shared("hub", 4)];
+        assert_eq!(shown(false), [&together[..], &own].concat());
+        let halves = [of_shared("hub", 1), of_shared("nbd", 3)];
+        assert_eq!(shown(true), [&own[..], &halves].concat());
     }
 }
