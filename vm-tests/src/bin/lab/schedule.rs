@@ -22,7 +22,7 @@ use crate::programs::{self, Programs};
 use crate::run_dir::RunDir;
 use crate::summary::{Remains, Summary};
 use crate::units::{self, Unit};
-use crate::{expected_skips, guest_root, harmless, modules, qemu};
+use crate::{expected_skips, guest_root, harmless, modules};
 
 /// The memory of the host that one machine takes: its guest's 2 GiB, the emulator's translated
 /// code, and a reserve.
@@ -79,10 +79,7 @@ impl Plan {
             // The summary expects these after the skips: a listed skip ends no expected test.
             summary.expect(*series, &choice.booted);
         }
-        let sweeps_are_whole = qemu::sweeps_are_whole()?;
-        let units = choices
-            .iter()
-            .map(|choice| units::of(&choice.booted, sweeps_are_whole));
+        let units = choices.iter().map(|choice| units::of(&choice.booted));
         Ok(Some(Self {
             programs,
             roots,

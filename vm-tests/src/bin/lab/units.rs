@@ -35,11 +35,9 @@ pub(crate) struct Unit {
 
 /// The units of `tests`, which are sorted. The last names and the first take turns: the files of
 /// NBD wait for most of their time, and others compute meanwhile. The units with [`LONG`] files
-/// come first, because they leave processors to the tests of the host. The units with their own
-/// boots come last, because they are single tests: no machine runs long after the others have
-/// finished. If they are whole sweeps, they take longest, and come first. Where they are not
-/// last, the last unit is halved.
-pub(crate) fn of(tests: &[TestCase], sweeps_are_whole: bool) -> Vec<Unit> {
+/// come first. The units with their own boots, which are the sweeps and compute, take turns with
+/// them. The last unit is halved, so that no machine runs long after the others have finished.
+pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     let mut shared: Vec<Vec<TestCase>> = Vec::new();
     let mut own = Vec::new();
     for file in tests.chunk_by(|one, other| one.file == other.file) {
@@ -63,19 +61,20 @@ pub(crate) fn of(tests: &[TestCase], sweeps_are_whole: bool) -> Vec<Unit> {
     }
     // Stable: they keep their turns otherwise.
     in_order.sort_by_key(|tests| !tests.iter().any(|test| LONG.contains(&&*test.file)));
-    let ends_with_shared = own.is_empty() || sweeps_are_whole;
-    if ends_with_shared && let Some(last) = in_order.pop() {
+    if let Some(last) = in_order.pop() {
         in_order.extend(halves(&last));
     }
-    let shared = in_order.into_iter().map(|tests| Unit {
-        tests,
-        own_boot: false,
-    });
-    if sweeps_are_whole {
-        own.into_iter().chain(shared).collect()
-    } else {
-        shared.chain(own).collect()
+    let mut units = Vec::new();
+    let mut own = own.into_iter();
+    for tests in in_order {
+        units.extend(own.next());
+        units.push(Unit {
+            tests,
+            own_boot: false,
+        });
     }
+    units.extend(own);
+    units
 }
 
 /// The tests in two parts of whole files, or in one.
@@ -126,7 +125,7 @@ mod tests {
             .iter()
             .flat_map(|(name, count)| file(name, *count))
             .collect();
-        let units = of(&tests, false);
+        let units = of(&tests);
         assert!(units.iter().all(|unit| !unit.own_boot));
         let first = |unit: &Unit| (unit.tests[0].id(), unit.tests.len());
         let firsts: Vec<(String, usize)> = units.iter().map(first).collect();
@@ -152,44 +151,46 @@ mod tests {
             file("own_boot_storm", 1),
             file("udevd", 40),
         ];
-        let units = of(&files.concat(), false);
+        let units = of(&files.concat());
         let firsts: Vec<&str> = units.iter().map(|unit| &*unit.tests[0].file).collect();
         assert_eq!(
             firsts,
-            ["nbd_heal", "udevd", "attach", "nbd", "own_boot_storm"]
+            ["own_boot_storm", "nbd_heal", "udevd", "attach", "nbd"]
         );
     }
 
     #[test]
     fn kernels_take_turns_until_none_has_a_unit_left() {
-        let units =
-            [("own_boot_storm", 3), ("nbd", 2)].map(|(name, count)| of(&file(name, count), false));
+        let units = [of(&file("own_boot_storm", 3)), of(&file("nbd", 2))];
         let queue = in_turn(&units);
         let kernels: Vec<usize> = queue.iter().map(|(kernel, _)| *kernel).collect();
         assert_eq!(kernels, [0, 1, 0, 0]);
     }
 
     #[test]
-    fn tests_with_boots_of_their_own_come_last_and_whole_sweeps_first_and_each_is_a_unit() {
+    fn tests_with_boots_of_their_own_are_units_of_their_own_between_the_others() {
         let tests = [
             file("hub", 1),
             file("nbd", 3),
             file("own_boot_crash", 2),
-            file("own_boot_storm", 1),
+            file("own_boot_storm", 2),
         ]
         .concat();
-        let shown = |sweeps_are_whole| -> Vec<(String, usize, bool)> {
-            let units = of(&tests, sweeps_are_whole).into_iter();
-            units
-                .map(|unit| (unit.tests[0].id(), unit.tests.len(), unit.own_boot))
-                .collect()
-        };
-        let of_shared = |file: &str, count| (format!("{file}::test_00"), count, false);
-        let own = ["crash::test_00", "crash::test_01", "storm::test_00"];
-        let own = own.map(|test| (format!("own_boot_{test}"), 1, true));
-        let together = [of_shared("hub", 4)];
-        assert_eq!(shown(false), [&together[..], &own].concat());
-        let halves = [of_shared("hub", 1), of_shared("nbd", 3)];
-        assert_eq!(shown(true), [&own[..], &halves].concat());
+        let units = of(&tests);
+        let shown: Vec<(String, usize, bool)> = units
+            .iter()
+            .map(|unit| (unit.tests[0].id(), unit.tests.len(), unit.own_boot))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("own_boot_crash::test_00".to_owned(), 1, true),
+                ("hub::test_00".to_owned(), 1, false),
+                ("own_boot_crash::test_01".to_owned(), 1, true),
+                ("nbd::test_00".to_owned(), 3, false),
+                ("own_boot_storm::test_00".to_owned(), 1, true),
+                ("own_boot_storm::test_01".to_owned(), 1, true),
+            ]
+        );
     }
 }
