@@ -12,7 +12,8 @@ const OWN_BOOT: &str = "own_boot_";
 /// worth a boot, which costs about as much as three tests.
 const WORTH_A_BOOT: usize = 35;
 
-/// Files that take longer than a minute, mostly in waits.
+/// Files that take longer than a minute, mostly in waits. Units that have one start before the
+/// others, so that no machine runs long after the others have finished.
 const LONG: &[&str] = &[
     "behaviours",
     "fc_paths",
@@ -33,10 +34,11 @@ pub(crate) struct Unit {
     pub(crate) own_boot: bool,
 }
 
-/// The units of `tests`, which are sorted. The last names and the first take turns: the files of
-/// NBD wait for most of their time, and others compute meanwhile. The units with [`LONG`] files
-/// come first. The units with their own boots, which are the sweeps and compute, take turns with
-/// them. The last unit is halved, so that no machine runs long after the others have finished.
+/// The units of `tests`, which are sorted. The units with their own boots come first: they are
+/// the sweeps and the storms, and the longest. Then the last names and the first take turns: the
+/// files of NBD wait for most of their time, and others compute meanwhile. Of these the units with
+/// [`LONG`] files come first. The last unit is halved, so that no machine runs long after the
+/// others have finished.
 pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     let mut shared: Vec<Vec<TestCase>> = Vec::new();
     let mut own = Vec::new();
@@ -64,17 +66,11 @@ pub(crate) fn of(tests: &[TestCase]) -> Vec<Unit> {
     if let Some(last) = in_order.pop() {
         in_order.extend(halves(&last));
     }
-    let mut units = Vec::new();
-    let mut own = own.into_iter();
-    for tests in in_order {
-        units.extend(own.next());
-        units.push(Unit {
-            tests,
-            own_boot: false,
-        });
-    }
-    units.extend(own);
-    units
+    let shared = in_order.into_iter().map(|tests| Unit {
+        tests,
+        own_boot: false,
+    });
+    own.into_iter().chain(shared).collect()
 }
 
 /// The tests in two parts of whole files, or in one.
@@ -168,12 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn tests_with_boots_of_their_own_are_units_of_their_own_between_the_others() {
+    fn tests_with_boots_of_their_own_come_first_and_one_by_one() {
         let tests = [
-            file("hub", 1),
             file("nbd", 3),
             file("own_boot_crash", 2),
-            file("own_boot_storm", 2),
+            file("own_boot_storm", 1),
         ]
         .concat();
         let units = of(&tests);
@@ -185,11 +180,9 @@ mod tests {
             shown,
             [
                 ("own_boot_crash::test_00".to_owned(), 1, true),
-                ("hub::test_00".to_owned(), 1, false),
                 ("own_boot_crash::test_01".to_owned(), 1, true),
-                ("nbd::test_00".to_owned(), 3, false),
                 ("own_boot_storm::test_00".to_owned(), 1, true),
-                ("own_boot_storm::test_01".to_owned(), 1, true),
+                ("nbd::test_00".to_owned(), 3, false),
             ]
         );
     }
