@@ -104,7 +104,7 @@ impl Rig {
         let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
         let agent = Agent(command.spawn().unwrap());
         // The command answers while the journal does not exist or is new.
-        let _no_volume_or_two = self.status();
+        let _any_volumes = self.status();
         agent
     }
 
@@ -124,7 +124,7 @@ impl Rig {
         let expected = ["kept".to_owned(), format!("other-{other}")];
         let expected = expected.map(|volume| (volume, "complete".to_owned()));
         guest::wait_until(how, LIMIT, || {
-            // To start the command costs a hundred times as much as this look.
+            // This look is much cheaper than a start of the command.
             let is_attached = self.target.device_dir(other).exists();
             (is_attached && self.status() == expected).then_some(())
         });

@@ -150,10 +150,10 @@ fn side_by_side(
 }
 
 /// How many machines run at once: two more than there are processors, because half of a
-/// test's time is spent waiting, and no more than fit into memory. With five on two processors
-/// two runs took a seventh more processor time and were about as quick: 18:22 and 17:36, with
-/// 30:35 and 30:28 of processor time. Two runs with four took 18:23 and 18:07, with 26:02 and
-/// 26:32. Each run had another seed (2026-11-27).
+/// test's time is spent waiting, and no more than fit into memory. On two processors, two runs
+/// with five took 17:36 and 18:22, and four runs with four took 18:07 to 19:35, with 30:28 and
+/// 30:35, and with 26:02 to 31:07 of processor time. Each run had another seed, and the host's
+/// own speed varied as much (2026-11-27).
 fn seats() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let room = available_memory().map_or(1, |bytes| bytes / MACHINE_BYTES);
