@@ -30,7 +30,9 @@ pub struct Detachment {
     /// Whether this call removed the device; `false` if it was gone already.
     pub changed: bool,
     /// Whether all data was flushed and nothing of the volume is left on this machine, both
-    /// as read back. If it is `false`, the receipt's notes say what is not proven.
+    /// as read back. If it is `false`, the receipt's notes say what is not proven. For NBD it
+    /// means this device alone: the detach does not look for another device of the same export,
+    /// which has another backend id.
     pub safe_to_unmap: bool,
     /// Places where a user of the device would not have been seen: what such a user wrote
     /// after the flush is lost. For a SCSI unit these are the places of its receipt.

@@ -16,7 +16,7 @@ use crate::engine::usage::write_back::{Claimed, claim_and_flush};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::machine;
-use crate::nbd::{self, NbdDevice};
+use crate::nbd::{self, NbdDevice, NewTimeouts, Reconfigure, Refusal};
 use crate::uevent;
 
 /// Detaches the device of this backend id, and no other.
@@ -100,21 +100,31 @@ fn disconnect(
     let locks = Arc::new((index_lock, backend_lock));
     let mut watch = engine.hub().watch(&index.name());
     let mark = FailedFlush::of(roots, disk)?;
-    let Claimed {
-        claim,
-        flush,
-        not_looked_at,
-    } = claim_and_flush(engine, disk, request.flush_policy, &mut watch, call)?;
-    call.enter(Stage::Disconnect);
-    let lock = |id| lock_connections_of(engine, device, id, deadline);
-    let _connections = backend.map(lock).transpose()?;
-    if let Claim::Held(file) = &claim {
-        udev_lock::keep_udev_away(file, deadline);
-    }
-    let held = Box::new(Arc::clone(&locks));
-    end_link(engine, index, &flush, held, deadline)?;
-    // The kernel releases the configuration at the last close.
-    drop(claim);
+    let (flush, not_looked_at) =
+        match claim_and_flush(engine, disk, request.flush_policy, &mut watch, call) {
+            Err(error) if was_disconnected(engine, index, backend, &error, deadline) => {
+                mark.clear();
+                let why = format!("it had been disconnected before this call: {error}");
+                (Flush::Unreachable(why), Vec::new())
+            }
+            claimed => {
+                let Claimed {
+                    claim,
+                    flush,
+                    not_looked_at,
+                } = claimed?;
+                call.enter(Stage::Disconnect);
+                let lock = |id| lock_connections_of(engine, device, id, deadline);
+                let _connections = backend.map(lock).transpose()?;
+                if let Claim::Held(file) = &claim {
+                    udev_lock::keep_udev_away(file, deadline);
+                }
+                let held = Box::new(Arc::clone(&locks));
+                end_link(engine, index, &flush, held, deadline)?;
+                // The kernel releases the configuration when the claim, the last file, is closed.
+                (flush, not_looked_at)
+            }
+        };
 
     call.enter(Stage::Confirm);
     nbd::wait_until_free(roots, index, &mut watch, deadline)?;
@@ -138,6 +148,28 @@ fn disconnect(
         not_looked_at,
         ..Detachment::unchanged(place)
     })
+}
+
+/// Whether a flush failed because the device had been disconnected. A device that a process has
+/// open stays until its last close, and fails all I/O. A kernel that does not tell (before 6.14,
+/// and stable kernels without that fix) leaves the failure a loss.
+fn was_disconnected(
+    engine: &Engine,
+    index: NbdIndex,
+    backend: Option<&BackendId>,
+    failure: &Error,
+    deadline: Deadline,
+) -> bool {
+    if failure.kind() != ErrorKind::Io || failure.stage() != Some(Stage::Flush) {
+        return false;
+    }
+    let question = Reconfigure::new(index, NewTimeouts::default());
+    let question = backend
+        .cloned()
+        .into_iter()
+        .fold(question, Reconfigure::backend);
+    let answer = question.send(engine.roots(), deadline);
+    answer.is_err_and(|error| Refusal::of(&error) == Some(Refusal::GoingDown))
 }
 
 /// Locks the index of a device that `connected_by` connected; `None` if it is not connected.
@@ -220,7 +252,7 @@ mod tests {
     use crate::engine::nbd::known::current_links;
     use crate::id::Source;
     use crate::kernel::Roots;
-    use crate::nbd::{Link, NewTimeouts};
+    use crate::nbd::Link;
 
     const SOURCE: &str = "nbd://192.0.2.1/vol-7";
 

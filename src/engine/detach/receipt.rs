@@ -103,7 +103,8 @@ pub enum Flush {
     /// The device no longer served opens, and no process had it open. The kernel has written
     /// its pages, or lost them: only what went through a flushed map is safe. A process that
     /// wrote to a path itself, beside its map, may have lost that. The text is the kernel's
-    /// refusal.
+    /// refusal. An NBD device that an earlier call has disconnected is such a device too, although
+    /// a reader has it open.
     Unreachable(String),
     /// The path did not write back and had nothing of its own to write: all data went
     /// through the multipath map, which was flushed before. The text is the path's
@@ -114,6 +115,10 @@ pub enum Flush {
     /// which belongs to the unit, after that. The text names the state and the path's
     /// failure.
     PagesWritten(String),
+    /// The flush succeeded, and does not prove that earlier writes are stored. The process of an
+    /// earlier flush of the NBD device ended before it saw the result, and a server may report a
+    /// failure once (`nbdkit file` passes on what `fdatasync` says). The text says this.
+    Unproven(String),
     /// Another unit answers at the address now, so nothing may be written there; no
     /// process had the disk open. The text names that unit.
     Replaced(String),

@@ -71,7 +71,9 @@ pub struct DetachRequest {
 }
 
 impl DetachRequest {
-    /// A detach that fails rather than lose data.
+    /// A detach that fails rather than lose data, with one exception: if a multipath map queues
+    /// and has had no path for half of the deadline, the detach tells it to fail its I/O. What the
+    /// map queued is then lost, the detach fails, and its receipt says `told_to_fail`.
     pub fn new(target: impl Into<DetachTarget>) -> Self {
         Self {
             target: target.into(),

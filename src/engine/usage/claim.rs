@@ -18,7 +18,7 @@ use crate::uevent::{self, Mode, Watch};
 /// What a caller does where a disk cannot be written back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum FlushPolicy {
-    /// It fails, and no data is lost.
+    /// It fails rather than lose data; only a map that queues with no path left is told to fail.
     Require,
     /// It goes on, and unwritten data is lost.
     Abandon,

@@ -4,20 +4,22 @@
 //! next `fsync` succeeds although data is lost. So the failure is recorded for as long as
 //! this life of the disk lasts, and no later flush of it, by any process, counts as a proof.
 
-use std::fmt;
-use std::fs::{self, File};
+mod note;
+mod unit_behind_disk;
+
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::crash::crash_point;
 use crate::engine::lock::run_dir;
+use crate::engine::usage::failed_flush::note::{Note, UNCOUNTED, UNSEEN};
+use crate::engine::usage::failed_flush::unit_behind_disk::UnitBehindDisk;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs};
-use crate::multipath::Map;
-use crate::scsi::{Identity, ScsiDevice};
+use crate::scsi::Identity;
 
 /// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
 #[derive(Debug, Clone)]
@@ -36,16 +38,21 @@ impl FailedFlush {
 
     /// Why an earlier flush failed, or may have failed: its process ended during the flush, and
     /// the device has failed commands since, or would not have counted them. `None` if no flush
-    /// failed.
+    /// failed, and where the result of one [was not seen](FlushUnderWay::unseen).
     pub(in crate::engine) fn read(&self) -> Result<Option<String>> {
+        let note = self.note()?;
+        Ok(note.and_then(|note| match note.under_way() {
+            Some(errors) if UnitBehindDisk::read(&self.disk).failed_commands() == errors => None,
+            _ if note.why == UNSEEN => None,
+            _ => Some(note.why),
+        }))
+    }
+
+    fn note(&self) -> Result<Option<Note>> {
         let text = sysfs::read_if_there(&self.path)?;
         // The flush of a process that was killed before it wrote the mark had not begun.
         let text = text.filter(|text| !text.is_empty());
-        let note = text.map(|text| Note::parse(&text));
-        Ok(note.and_then(|note| match note.under_way() {
-            Some(errors) if UnitBehindDisk::read(&self.disk).failed_commands() == errors => None,
-            _ => Some(note.why),
-        }))
+        Ok(text.map(|text| Note::parse(&text)))
     }
 
     /// As [`read`](Self::read), for a disk that may be gone: then the answer is `None`.
@@ -64,21 +71,20 @@ impl FailedFlush {
     /// Those of reading and writing a file: without the mark the next flush would hide a failure
     /// of this one.
     pub(in crate::engine) fn begin(self) -> Result<FlushUnderWay> {
-        let read = self.read().map_err(|error| error.at(Stage::Flush));
-        let is_first = read?.is_none();
+        let in_flush = |error: Error| error.at(Stage::Flush);
+        let note = self.note().map_err(in_flush)?;
+        let is_unseen = note.is_some_and(|note| note.why == UNSEEN);
+        let is_first = !is_unseen && self.read().map_err(in_flush)?.is_none();
         if is_first {
             let unit = UnitBehindDisk::read(&self.disk);
-            let errors = unit.failed_commands();
-            self.write_for(
-                &format!("{UNDER_WAY}{errors} commands had failed before"),
-                &unit,
-            )
-            .map_err(|error| error.at(Stage::Flush))?;
+            let begins = Note::of_begin(unit.failed_commands());
+            self.write_for(&begins, &unit).map_err(in_flush)?;
         }
         Ok(FlushUnderWay {
             mark: self,
             is_first,
             removes_mark: is_first,
+            is_unseen,
         })
     }
 
@@ -124,14 +130,15 @@ impl FailedFlush {
     }
 }
 
-/// A flush that is marked as under way. Unless an earlier flush has failed, the mark goes with
-/// this value. It stays if this flush fails, or if its thread panics.
+/// A flush that is marked as under way. The mark goes with this value, unless an earlier flush
+/// has failed or its result was not seen. It stays if this flush fails, or if its thread panics.
 #[derive(Debug)]
 pub(in crate::engine) struct FlushUnderWay {
     mark: FailedFlush,
-    /// No earlier flush has failed.
+    /// No earlier flush has failed, and the result of each was seen.
     is_first: bool,
     removes_mark: bool,
+    is_unseen: bool,
 }
 
 impl FlushUnderWay {
@@ -150,6 +157,24 @@ impl FlushUnderWay {
         flushed
     }
 
+    /// Why a success of this flush proves nothing: the process of an earlier one ended before it
+    /// saw the result, and the server may report a failure once. `None` if each result was seen.
+    pub(in crate::engine) fn unseen(&self) -> Option<&'static str> {
+        self.is_unseen.then_some(UNSEEN)
+    }
+
+    /// Marks, on a device whose failed commands the kernel does not count, that nobody sees the
+    /// result of the rest of this flush if its process ends. The kernel keeps the error of a
+    /// failed write until a call takes it, and no error of a flush of the server's cache.
+    pub(in crate::engine) fn mark_as_unseen(&self) -> Result<()> {
+        let unit = UnitBehindDisk::read(&self.mark.disk);
+        if !self.is_first || unit.counts_failed_commands() {
+            return Ok(());
+        }
+        let marked = self.mark.write_for(UNSEEN, &unit);
+        marked.map_err(|error| error.at(Stage::Flush))
+    }
+
     /// Marks that the count of failed commands does not show whether this flush fails.
     pub(in crate::engine) fn mark_as_uncounted(&self) -> Result<()> {
         if !self.is_first {
@@ -165,108 +190,6 @@ impl Drop for FlushUnderWay {
         if self.removes_mark {
             self.mark.clear();
         }
-    }
-}
-
-/// The beginning of the mark of a flush that is under way; a number follows it.
-const UNDER_WAY: &str = "its process died while it was under way, when ";
-
-/// The mark of a flush whose failure only its process can see.
-const UNCOUNTED: &str = "its process ended while it was under way, and a dead path does not count \
-                         the commands that it rejects";
-
-/// What the kernel shows of the unit behind a disk or a map.
-enum UnitBehindDisk {
-    Map(Map),
-    Device(ScsiDevice),
-    /// The disk is neither a map nor a SCSI disk, or it is gone.
-    Unknown,
-}
-
-impl UnitBehindDisk {
-    fn read(disk: &BlockDevice) -> Self {
-        if let Ok(Some(map)) = Map::of_disk(disk) {
-            return Self::Map(map);
-        }
-        let device = ScsiDevice::of_disk(disk).ok().flatten();
-        device.map_or(Self::Unknown, Self::Device)
-    }
-
-    /// How many commands the device, or the devices below the map, have failed; 0 if the kernel
-    /// does not count them, as for NBD.
-    fn failed_commands(&self) -> u64 {
-        let of_path = |path: &BlockDevice| {
-            let device = ScsiDevice::of_disk(path).ok().flatten();
-            device.and_then(|device| device.failed_commands())
-        };
-        let count = match self {
-            Self::Map(map) => map.paths().unwrap_or_default().iter().map(of_path).sum(),
-            Self::Device(device) => device.failed_commands(),
-            Self::Unknown => None,
-        };
-        count.unwrap_or(0)
-    }
-
-    /// The names of the unit, as far as the kernel shows them.
-    fn names(&self) -> Vec<Wwid> {
-        match self {
-            Self::Map(map) => map.wwid().into_iter().collect(),
-            Self::Device(device) => device.cached_identity().unwrap_or_default().names,
-            Self::Unknown => Vec::new(),
-        }
-    }
-}
-
-/// The size of a mark's file: a page of most file systems in memory.
-const FILE_SIZE: usize = 4096;
-
-/// The content of a mark: the reason, and the names of the unit, one a line.
-struct Note {
-    why: String,
-    names: Vec<Wwid>,
-}
-
-impl Note {
-    fn parse(text: &str) -> Self {
-        let mut lines = text.lines();
-        let why = lines.next().unwrap_or_default().to_owned();
-        let names = lines.filter_map(|name| name.parse().ok()).collect();
-        Self { why, names }
-    }
-
-    /// Makes the file, or writes over it, which needs no more room. One write within a page is
-    /// whole, or it is not there: a process that is killed before it leaves an empty file.
-    fn write(&self, path: &Path) -> io::Result<()> {
-        let is_new = !path.exists();
-        let mut file = File::options();
-        let file = file.write(true).create(true).truncate(false).open(path)?;
-        let written = file.write_all_at(&self.padded(), 0);
-        if is_new && written.is_err() {
-            let _removed_by_another = fs::remove_file(path);
-        }
-        written
-    }
-
-    /// The text in a file of [`FILE_SIZE`] bytes. A longer text loses its end.
-    fn padded(&self) -> Vec<u8> {
-        let mut text = self.to_string();
-        text.truncate(text.floor_char_boundary(FILE_SIZE));
-        let mut text = text.into_bytes();
-        text.resize(FILE_SIZE, b'\n');
-        text
-    }
-
-    /// How many commands had failed before the flush, if the flush is under way.
-    fn under_way(&self) -> Option<u64> {
-        let (errors, _) = self.why.strip_prefix(UNDER_WAY)?.split_once(' ')?;
-        errors.parse().ok()
-    }
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.why)?;
-        self.names.iter().try_for_each(|name| writeln!(f, "{name}"))
     }
 }
 
@@ -335,6 +258,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
+    use super::note::FILE_SIZE;
     use super::*;
 
     #[test]
@@ -401,6 +325,30 @@ mod tests {
         let run = || flush.run(|_| false, |_| -> Result<()> { panic!("on purpose") });
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
         assert!(mark.path.exists());
+    }
+
+    #[test]
+    fn a_flush_of_a_server_whose_process_ends_in_it_leaves_the_next_ones_without_proof() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
+        let first = mark.clone().begin().unwrap();
+        first.mark_as_unseen().unwrap();
+        // The process is killed.
+        std::mem::forget(first);
+        for _ in 0..2 {
+            let flush = mark.clone().begin().unwrap();
+            flush.mark_as_unseen().unwrap();
+            assert!(flush.unseen().is_some());
+            flush.run(|_| true, |_| Ok(())).unwrap();
+            assert_eq!(mark.read().unwrap(), None);
+        }
+        mark.clear();
+        let flush = mark.clone().begin().unwrap();
+        assert_eq!(flush.unseen(), None);
+        flush.mark_as_unseen().unwrap();
+        flush.run(|_| true, |_| Ok(())).unwrap();
+        assert!(!mark.path.exists());
     }
 
     #[test]

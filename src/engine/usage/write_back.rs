@@ -56,7 +56,7 @@ pub(in crate::engine) fn claim_and_flush(
 ///
 /// # Errors
 /// `Io` if a write failed, and then its pages are lost: a second flush would succeed and
-/// prove nothing. [`Flush::PagesWritten`] is no error. With [`FlushPolicy::Abandon`],
+/// prove nothing. [`Flush::PagesWritten`] and [`Flush::Unproven`] are no errors. With [`FlushPolicy::Abandon`],
 /// neither a failed write nor a flush that takes half of the time is an error.
 pub(in crate::engine) fn write_back(
     engine: &Engine,
@@ -88,7 +88,9 @@ pub(in crate::engine) fn write_back(
     );
     match (flushed, earlier) {
         (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
-        (Ok(Flush::PagesWritten(why)), None) if abandon => Ok(Flush::Abandoned(why)),
+        (Ok(Flush::PagesWritten(why) | Flush::Unproven(why)), None) if abandon => {
+            Ok(Flush::Abandoned(why))
+        }
         (Ok(flush), None) => Ok(flush),
         (Err(error), _) if abandon => Ok(Flush::Abandoned(error.to_string())),
         (Err(error), _) => Err(error),
@@ -183,7 +185,8 @@ pub(in crate::engine) fn write_pages_of(
 }
 
 /// Flushes, and records a failure, also one that comes after the caller has gone. If the
-/// process dies during the flush, the record says that the flush may have failed.
+/// process dies during the flush, the record says that the flush may have failed, or that nobody
+/// has seen its result.
 ///
 /// The kernel may hold the thread for as long as a link is dead. So the thread has none of
 /// the process's other files, and a killed process releases the locks on those. The file is closed
@@ -199,8 +202,13 @@ pub(in crate::engine) fn flush(
     let has_failed = |error: &Error| error.kind() != ErrorKind::NotPermitted;
     worker::run_with_own_fd_table_and(file, |file| {
         let flush = mark.begin()?;
-        flush.run(has_failed, |flush| {
+        let unseen = flush.unseen();
+        let flushed = flush.run(has_failed, |flush| {
             flush_pages_and_cache(roots, disk, file, flush)
+        })?;
+        Ok(match unseen {
+            Some(why) if flushed == Flush::Done => Flush::Unproven(why.to_owned()),
+            _ => flushed,
         })
     })
 }
@@ -228,7 +236,10 @@ fn flush_pages_and_cache(
             tracing::debug!(%error, disk = disk.name(), "the pages are not dropped");
             flush.mark_as_uncounted()?;
         }
-        dropped => dropped?,
+        dropped => {
+            dropped?;
+            flush.mark_as_unseen()?;
+        }
     }
     let all_written = unwritten.write_pages()?;
     let path = all_written

@@ -260,6 +260,34 @@ fn a_device_that_somebody_reads_is_free_when_the_reader_has_closed_it() {
 }
 
 #[test]
+fn a_repeated_detach_beside_a_reader_waits_for_the_reader_and_reports_no_loss() {
+    let _module = NbdModule::with_backend_ids(4);
+    let store = Store::sparse(8 * MIB);
+    let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let attachment = attach(&engine, &uri);
+    guest::udevd::settle();
+    let reader = File::open(&attachment.node).unwrap();
+    for _ in 0..2 {
+        let late = engine.detach(source(&uri), Deadline::after(Duration::from_secs(10)));
+        let error = late.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert_eq!(error.stage(), Some(Stage::Confirm), "{error}");
+    }
+    drop(reader);
+    guest::wait_until("the device to be free", LIMIT, || {
+        attribute(&attachment, "pid").is_empty().then_some(())
+    });
+    assert!(!engine.detach(source(&uri), soon()).unwrap().changed);
+    assert_free(&attachment);
+    let marks = guest::entries("/run/lunbd");
+    assert!(
+        !marks.iter().any(|name| name.starts_with("lost-")),
+        "{marks:?}"
+    );
+}
+
+#[test]
 fn a_device_that_a_process_has_open_for_writing_is_refused_by_name_and_serves_on() {
     let _module = NbdModule::with_backend_ids(4);
     let store = Store::sparse(8 * MIB);

@@ -1,4 +1,4 @@
-//! Failed writes that no process was there to be told of.
+//! Failed writes and flushes that no process was there to be told of.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -60,4 +60,43 @@ fn what_a_detach_that_timed_out_could_not_write_is_reported_by_the_next_detach()
     assert!(said.contains("\"io\""), "{said}");
     let output = guest::lunbd(&["detach", &uri, "--abandon-unwritten"]);
     assert!(output.status.success(), "{output:?}");
+}
+
+/// The kernel keeps no error of a flush of the server's cache, and `fdatasync` on the server's
+/// machine reports one once.
+#[test]
+fn a_detach_after_one_whose_process_ended_in_a_flush_that_failed_is_not_safe() {
+    let _module = NbdModule::with_backend_ids(1);
+    let store = Store::sparse(SIZE);
+    let (file, asked) = (store.path().display(), store.path().with_extension("asked"));
+    let size = format!("get_size=echo {SIZE}");
+    let read = format!("pread=dd if={file} skip=$4 count=$3 iflag=skip_bytes,count_bytes");
+    let write = format!("pwrite=dd of={file} seek=$4 oflag=seek_bytes conv=notrunc");
+    let asked = asked.display();
+    let flush = format!(
+        "flush=[ -e {asked} ] && exit 0; touch {asked}; sleep 10; echo EIO lost >&2; exit 1"
+    );
+    let can = ["can_write=exit 0", "can_flush=exit 0"];
+    let arguments = [&["eval", &size, &read, &write, &flush][..], &can].concat();
+    let server = NbdServer::nbdkit(At::tcp(), &arguments);
+    let engine = engine();
+    let source: Source = server.uri("").parse().unwrap();
+    let request = AttachRequest::new(source.clone());
+    let attachment = engine.attach(&request, soon()).unwrap();
+    udevd::settle();
+    let mut writer = File::options();
+    let writer = writer.write(true).open(&attachment.node).unwrap();
+    writer.write_all_at(&[0xa5; 4096], 4 << 20).unwrap();
+    drop(writer);
+    udevd::settle();
+    let uri = source.to_string();
+    let output = guest::lunbd(&["detach", &uri, "--timeout", "6s"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("flush"), "{said}");
+    let output = guest::lunbd(&["detach", &uri, "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["safe_to_unmap"], false, "{said}");
+    assert!(said["flush"]["unproven"].is_string(), "{said}");
+    fs::remove_file(asked.to_string()).unwrap();
 }

@@ -1,0 +1,78 @@
+//! The content of a mark on a disk.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use crate::id::Wwid;
+
+/// The beginning of the mark of a flush that is under way; a number follows it.
+const UNDER_WAY: &str = "its process died while it was under way, when ";
+
+/// The mark of a flush whose failure only its process can see.
+pub(super) const UNCOUNTED: &str = "its process ended while it was under way, and a dead path does not count \
+                         the commands that it rejects";
+
+/// The mark of a flush whose result nobody has seen, of a device that is not a SCSI disk.
+pub(super) const UNSEEN: &str = "the process of an earlier flush ended in it, and the kernel keeps \
+                                 no error of a flush of the server's cache";
+
+/// The size of a mark's file: a page of most file systems in memory.
+pub(super) const FILE_SIZE: usize = 4096;
+
+/// The content of a mark: the reason, and the names of the unit, one a line.
+pub(super) struct Note {
+    pub(super) why: String,
+    pub(super) names: Vec<Wwid>,
+}
+
+impl Note {
+    pub(super) fn parse(text: &str) -> Self {
+        let mut lines = text.lines();
+        let why = lines.next().unwrap_or_default().to_owned();
+        let names = lines.filter_map(|name| name.parse().ok()).collect();
+        Self { why, names }
+    }
+
+    /// Makes the file, or writes over it, which needs no more room. One write within a page is
+    /// whole, or it is not there: a process that is killed before it leaves an empty file.
+    pub(super) fn write(&self, path: &Path) -> io::Result<()> {
+        let is_new = !path.exists();
+        let mut file = File::options();
+        let file = file.write(true).create(true).truncate(false).open(path)?;
+        let written = file.write_all_at(&self.padded(), 0);
+        if is_new && written.is_err() {
+            let _removed_by_another = fs::remove_file(path);
+        }
+        written
+    }
+
+    /// The text in a file of [`FILE_SIZE`] bytes. A longer text loses its end.
+    pub(super) fn padded(&self) -> Vec<u8> {
+        let mut text = self.to_string();
+        text.truncate(text.floor_char_boundary(FILE_SIZE));
+        let mut text = text.into_bytes();
+        text.resize(FILE_SIZE, b'\n');
+        text
+    }
+
+    /// The mark of a flush that begins, after this many commands had failed.
+    pub(super) fn of_begin(errors: u64) -> String {
+        format!("{UNDER_WAY}{errors} commands had failed before")
+    }
+
+    /// How many commands had failed before the flush, if the flush is under way.
+    pub(super) fn under_way(&self) -> Option<u64> {
+        let (errors, _) = self.why.strip_prefix(UNDER_WAY)?.split_once(' ')?;
+        errors.parse().ok()
+    }
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.why)?;
+        self.names.iter().try_for_each(|name| writeln!(f, "{name}"))
+    }
+}
