@@ -50,7 +50,8 @@ impl Engine {
     /// A device that was attached already comes back with `changed: false`. A failed call removes
     /// what it brought in, with one exception: after a timeout the device stays as the error says,
     /// and a repeated attach continues with it. A call that is [cancelled](crate::Cancel) has 15
-    /// seconds for the rollback.
+    /// seconds for the rollback. If the kernel does not return within three seconds of the
+    /// cancellation, its scan or its connect may still bring the device later.
     ///
     /// # Errors
     /// `InvalidInput` (an NBD source with further paths or an expected name, or as a further path),

@@ -29,8 +29,9 @@ impl Engine {
     /// reported its identity, the volume is that unit, even if the caller expects none.
     ///
     /// An attach that fails or is cancelled restores the record, if the devices that it
-    /// brought could be removed again. One that times out leaves its intent, and a repeated
-    /// attach, a detach or a [`recover`](Self::recover) continues it. If an unfinished resize has
+    /// brought could be removed again and the kernel has ended its calls. One that times out
+    /// leaves its intent, and a repeated attach, a detach or a [`recover`](Self::recover)
+    /// continues it. If an unfinished resize has
     /// given an NBD device another size than the record's, the attach first resizes it, or
     /// restores the size from before, as a recovery does; an attach that ends in this step leaves
     /// the resize as begun. Minimum kernel: that of the attach, and 5.14 for NBD, whose devices

@@ -7,7 +7,7 @@ use crate::engine::attach::UnitClaim;
 use crate::engine::journal::{Operation, Outcome, Record, VolumeGuard};
 use crate::engine::usage::failed_flush::{self, LossMarks};
 use crate::engine::volume::devices_at_sources::{
-    DevicesAtSources, devices_at_sources, is_being_scanned,
+    DevicesAtSources, devices_at_sources, may_bring_a_device,
 };
 use crate::engine::{AttachRequest, Attachment, Engine};
 use crate::error::{ErrorKind, Result};
@@ -79,13 +79,13 @@ fn rollback_record(
     before_attach: &DevicesAtSources,
     deadline: Deadline,
 ) {
-    // The call checks for scans before it reads the addresses: once a scan has ended, its
-    // devices are there.
-    let is_scanned = is_being_scanned(engine, intent).unwrap_or(true);
+    // The call checks this before it reads the addresses: once a scan has ended, its devices are
+    // there.
+    let is_under_way = may_bring_a_device(engine, intent).unwrap_or(true);
     let restored = match before {
         Some(before) => guard.write(before, deadline),
         None => match devices_at_sources(engine, intent) {
-            Ok(now) if now.has_only_devices_of(before_attach) && !is_scanned => {
+            Ok(now) if now.has_only_devices_of(before_attach) && !is_under_way => {
                 guard.restore_record(deadline)
             }
             Ok(_) => Ok(()),

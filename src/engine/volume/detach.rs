@@ -14,7 +14,7 @@ use crate::engine::timing::StageObserver;
 use crate::engine::unit::place::may_be_one_unit;
 use crate::engine::usage::{Extent, users_of};
 use crate::engine::volume::devices_at_sources::{
-    devices_at_sources, is_being_scanned, leads_to_another, scsi_addresses_of,
+    devices_at_sources, leads_to_another, may_bring_a_device, scsi_addresses_of,
 };
 use crate::engine::volume::of_target::detached_before;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -76,9 +76,9 @@ impl Engine {
     /// detach. A session that was made for the volume is logged out, even if it brought no
     /// device, unless other devices are on it.
     ///
-    /// A refusal leaves the record as it was. A detach that was done in part, or timed out,
-    /// stays in the record as begun, and a repeated detach or a [`recover`](Self::recover)
-    /// finishes it.
+    /// A refusal leaves the record as it was. A detach that was done in part, timed out or was
+    /// cancelled stays in the record as begun, and a repeated detach or a
+    /// [`recover`](Self::recover) finishes it.
     ///
     /// # Errors
     /// `InUse` at stage `journal`, with both names, if the record of another volume claims the
@@ -170,7 +170,8 @@ pub(super) fn detach_guarded(
     let receipt = &failure.receipt;
     let in_part = receipt.paths.iter().any(|path| path.gone)
         || receipt.map.as_ref().is_some_and(|map| map.gone);
-    if failure.kind() != ErrorKind::TimedOut
+    // The kernel may go on with the last call of a detach that timed out or was cancelled.
+    if !failure.kind().is_timeout_or_cancel()
         && !in_part
         && let Err(error) = guard.write(record, deadline.for_rollback())
     {
@@ -215,7 +216,7 @@ impl GuardedDetach<'_> {
         if let Some(name) = names.first() {
             // The call checks for scans before the detach logs out the sessions over which
             // the kernel scans.
-            let is_scanned = is_being_scanned(engine, record)?;
+            let is_scanned = may_bring_a_device(engine, record)?;
             let unit = DetachTarget::Unit(name.clone());
             let detachment = engine.detach(self.how.request(unit), self.deadline)?;
             if record.outcome.is_some() && !is_scanned {

@@ -8,6 +8,7 @@ use crate::engine::Engine;
 use crate::engine::attach::addresses::are_scanned;
 use crate::engine::detach::resolve::addresses_of;
 use crate::engine::journal::{Record, VolumeGuard};
+use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::unit::place::PathPlace;
 use crate::error::Result;
 use crate::id::{Hctl, Source, Wwid};
@@ -104,8 +105,13 @@ pub(super) fn leads_to_another(
     Ok(false)
 }
 
-/// Whether the kernel still runs a scan for the volume, which may bring a device.
-pub(super) fn is_being_scanned(engine: &Engine, record: &Record) -> Result<bool> {
+/// Whether the kernel may still bring a device of the volume: it runs a scan or an NBD connect
+/// whose caller has gone.
+pub(super) fn may_bring_a_device(engine: &Engine, record: &Record) -> Result<bool> {
+    if let Some(nbd) = &record.spec.nbd {
+        // The connect holds the lock until the kernel returns.
+        return DeviceLock::is_held(engine.roots(), &DeviceLock::of_backend(&nbd.backend));
+    }
     for source in &record.spec.sources {
         if are_scanned(engine, &scsi_addresses_of(engine, source)?)? {
             return Ok(true);

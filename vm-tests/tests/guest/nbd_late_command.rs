@@ -1,4 +1,5 @@
-//! Netlink commands that the kernel begins after the deadline of their caller.
+//! Netlink commands that the kernel begins after the deadline of their caller, or after its
+//! cancellation.
 
 use std::fs;
 use std::process::{Child, Command};
@@ -6,11 +7,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::NbdOptions;
+use lunbd::engine::{Action, Condition, DetachVolume, Journal, NbdOptions};
 use lunbd::id::NbdIndex;
-use lunbd::{AttachRequest, Attachment, Deadline, Engine, ErrorKind, Result, Roots, Source, nbd};
+use lunbd::{
+    AttachRequest, Attachment, Cancel, Deadline, Engine, ErrorKind, Result, Roots, Source, nbd,
+};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::crash::{Place, volume};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store, backends};
 
 /// The deadline of a call whose command the kernel does not begin in time.
@@ -143,4 +147,82 @@ fn a_volume_that_is_attached_again_stays_though_the_disconnect_before_it_comes_l
     });
     assert_eq!(backends(), [source.to_string()]);
     assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
+/// Whether a thread of this process waits for the kernel to take its netlink command.
+fn waits_in_netlink() -> bool {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let stacks =
+        tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("stack")).ok());
+    let mut stacks = stacks.filter(|stack| stack.contains("genl_rcv"));
+    stacks.next().is_some()
+}
+
+/// Makes a call that is cancelled while its netlink command waits.
+fn cancelled<T: Send>(call: impl FnOnce(Deadline) -> T + Send) -> T {
+    let cancel = Cancel::new();
+    let deadline = Deadline::after(LIMIT).cancelled_by(&cancel);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| call(deadline));
+        guest::wait_until("the command to wait", LIMIT, || {
+            waits_in_netlink().then_some(())
+        });
+        cancel.cancel();
+        call.join().unwrap()
+    })
+}
+
+/// What a recovery finds and does.
+fn recovered(engine: &Engine, journal: &Journal) -> (Condition, bool) {
+    let recovery = engine.recover(journal, soon()).unwrap();
+    assert!(recovery.foreign.is_empty(), "{recovery:?}");
+    let [found] = &recovery.volumes[..] else {
+        panic!("{recovery:?}");
+    };
+    (found.condition, matches!(found.action, Action::Finished))
+}
+
+#[test]
+fn a_cancelled_attach_whose_connect_comes_later_stays_in_the_journal_until_a_recovery_has_it() {
+    let (_module, _server, source) = served();
+    let (engine, store, place) = (engine(), Store::sparse(64 << 20), Place::new());
+    let hanging = HangingDisconnect::begin(&engine, &store);
+    let journal = place.open(&engine);
+    let request = AttachRequest::new(source.clone());
+    let late = cancelled(|deadline| engine.attach_volume(&journal, &volume(), &request, deadline));
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::Cancelled);
+    hanging.end(&engine);
+    guest::wait_until("the late connect", LIMIT, || {
+        (backends() == [source.to_string()]).then_some(())
+    });
+    assert_eq!(
+        recovered(&engine, &journal),
+        (Condition::HalfAttached, true)
+    );
+    let how = DetachVolume::default();
+    engine
+        .detach_volume(&journal, &volume(), &how, soon())
+        .unwrap();
+}
+
+#[test]
+fn a_cancelled_detach_whose_disconnect_comes_later_is_finished_by_a_recovery() {
+    let (_module, _server, source) = served();
+    let (engine, store, place) = (engine(), Store::sparse(64 << 20), Place::new());
+    let journal = place.open(&engine);
+    let request = AttachRequest::new(source);
+    engine
+        .attach_volume(&journal, &volume(), &request, soon())
+        .unwrap();
+    guest::udevd::settle();
+    let hanging = HangingDisconnect::begin(&engine, &store);
+    let how = DetachVolume::default();
+    let late = cancelled(|deadline| engine.detach_volume(&journal, &volume(), &how, deadline));
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::Cancelled);
+    hanging.end(&engine);
+    guest::wait_until("the late disconnect", LIMIT, || {
+        backends().is_empty().then_some(())
+    });
+    assert_eq!(recovered(&engine, &journal), (Condition::Gone, true));
+    assert!(journal.detached_as(&volume()).is_some());
 }
