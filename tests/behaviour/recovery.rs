@@ -144,6 +144,7 @@ pub(crate) fn a_resize_is_written_down_and_one_that_was_begun_is_finished<M: Mac
     let body = serde_json::to_vec(&record).unwrap();
     fs::write(node.record(), Record::seal(&body)).unwrap();
     let larger = node.machine.grow();
+    assert!(larger > bytes);
     node.engine = node.machine.engine();
     let journal = node.engine.open_journal_at(&node.machine.journal(), soon());
     node.journal = Some(journal.unwrap());

@@ -100,13 +100,13 @@ impl Machine for Fake {
     }
 
     fn grow(&self) -> u64 {
+        let mut size = 0;
         self.kernel().change(|state| {
-            state
-                .units
-                .values_mut()
-                .for_each(|unit| unit.bytes = 1 << 30);
+            let largest = state.units.values().map(|unit| unit.bytes).max();
+            size = ((largest.unwrap_or(0) >> 30) + 1) << 30;
+            state.units.values_mut().for_each(|unit| unit.bytes = size);
         });
-        1 << 30
+        size
     }
 
     fn hang(&self) {

@@ -22,6 +22,8 @@ pub const STATE_DIR: &str = "/run/lunbd-vm";
 pub const SKIP_FILE: &str = "/run/lunbd-vm/skip";
 /// A line of a test's output with this prefix is shown also if the test passes.
 pub const TOLD: &str = "told: ";
+/// The beginning of the line that says which points of a sweep a test has met.
+pub const MET: &str = "met: ";
 /// The exit status of a test that skips, the same as in automake and TAP harnesses.
 pub const SKIP_STATUS: i32 = 77;
 /// A test that needs longer than [`DEFAULT_LIMIT_SECS`] writes its limit here, in seconds.

@@ -170,15 +170,11 @@ impl Drop for Place {
     }
 }
 
-/// The crash points whose names have this prefix; all for an empty one. Those of a record's
-/// removal are left out: only an attach that left nothing passes them, and the host's tests
-/// kill it at each.
+/// The crash points whose names have this prefix.
 #[must_use]
 pub fn points(kind: &str) -> BTreeSet<String> {
-    const ON_THE_HOST: [&str; 3] = ["journal.to-remove", "journal.removed", "journal.forgotten"];
     let listed = super::run(&[AGENT, "points"]);
     let names = listed.lines().filter(|name| name.starts_with(kind));
-    let names = names.filter(|name| !ON_THE_HOST.contains(name));
     names.map(str::to_owned).collect()
 }
 

@@ -175,7 +175,7 @@ impl<'a> FaultSweep<'a> {
         let begun = Instant::now();
         let tally = self.sweep();
         let took = begun.elapsed();
-        super::tell(&format!(
+        super::tell_met(&format!(
             "{} faults: {} of {} this run ({}), {} of them hung and {} let the command \
              succeed, in {} s, {} did not come {:?}: {}",
             self.what,

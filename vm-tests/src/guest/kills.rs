@@ -1,5 +1,10 @@
 //! A sweep of kills: the steps of an operation at which this run kills an agent, what a
 //! recovery finds after each kill, and the tally.
+//!
+//! Most steps write a file: the journal, a lock, the mark of a flush. The host's tests
+//! (`tests/killed_on_a_fake_kernel`) kill a process at each of those. Here a sweep names the
+//! kinds of steps that need a kernel. Of the others it has the one at which the record of an
+//! operation gets its name, since the record decides what a recovery does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,6 +19,7 @@ use super::rotation::Part;
 #[derive(Debug)]
 pub struct KillSweep {
     what: &'static str,
+    kinds: &'static [&'static str],
     part: Part,
     begun: Instant,
     /// How many steps the operations have, of this part and of the others.
@@ -27,11 +33,12 @@ pub struct KillSweep {
 }
 
 impl KillSweep {
-    /// A sweep without a kill so far.
+    /// A sweep without a kill so far, at steps whose names begin with one of `kinds`.
     #[must_use]
-    pub fn new(what: &'static str) -> Self {
+    pub fn new(what: &'static str, kinds: &'static [&'static str]) -> Self {
         Self {
             what,
+            kinds,
             part: Part::of_this_run(),
             begun: Instant::now(),
             steps: 0,
@@ -42,29 +49,19 @@ impl KillSweep {
         }
     }
 
-    /// The steps of an operation at which this run kills.
+    /// The steps of an operation at which this run kills. A whole sweep kills at all of them.
     pub fn select(&mut self, operation: &str, steps: &[String]) -> Vec<String> {
-        self.select_with(operation, steps, |_| false)
-    }
-
-    /// The same, with steps that are killed rarely because another sweep has them too.
-    pub fn select_with(
-        &mut self,
-        operation: &str,
-        steps: &[String],
-        is_rare: impl Fn(&str) -> bool,
-    ) -> Vec<String> {
         println!("steps of {operation}: {steps:?}");
-        self.steps += steps.len();
-        let mine = steps.iter().filter(|step| {
-            let point = format!("{operation} {step}");
-            if is_rare(step) {
-                self.part.has_rarely(&point)
-            } else {
-                self.part.has(&point)
-            }
+        let of_sweep = steps.iter().filter(|step| {
+            let mut kinds = self.kinds.iter();
+            super::sweeps_are_whole()
+                || step.starts_with("journal.renamed:")
+                || kinds.any(|kind| step.starts_with(kind))
         });
-        mine.cloned().collect()
+        let of_sweep: Vec<&String> = of_sweep.collect();
+        self.steps += of_sweep.len();
+        let is_mine = |step: &&&String| self.part.has(&format!("{operation} {step}"));
+        of_sweep.iter().filter(is_mine).copied().cloned().collect()
     }
 
     /// Runs one operation to its step, or to its end.
@@ -83,10 +80,7 @@ impl KillSweep {
             ended.killed || status.success(),
             "{operation} at {step:?}: {status}"
         );
-        // An `open` leaves the state that was planted before.
-        if operation != "open" {
-            self.compare_what_is_left(place, operation, &ended);
-        }
+        self.compare_what_is_left(place, operation, &ended);
         ended
     }
 
@@ -161,7 +155,7 @@ impl KillSweep {
         recovered
     }
 
-    /// Prints the tally. A whole sweep must have killed at each point of `kinds`.
+    /// Prints the tally. A whole sweep must have killed at each point of these kinds.
     #[track_caller]
     pub fn conclude(self, kinds: &[&str]) {
         let kills: usize = self.killed.values().map(Vec::len).sum();
@@ -180,7 +174,7 @@ impl KillSweep {
             format!("{operation} {steps}")
         });
         let steps: Vec<String> = steps.collect();
-        super::tell(&format!(
+        super::tell_met(&format!(
             "{} kills: {kills} of {} steps this run ({}), {points}, in {} s, {} did not come \
              again {:?}: {}",
             self.what,

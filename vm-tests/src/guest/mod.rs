@@ -102,6 +102,11 @@ pub fn tell(line: &str) {
     println!("\n{}{line}", job::TOLD);
 }
 
+/// Shows in the last lines of the run which points of a sweep the test has met.
+pub fn tell_met(line: &str) {
+    println!("\n{}{line}", job::MET);
+}
+
 /// The name of the series that the lab selected: `6.1`, `newest`.
 #[must_use]
 pub fn series() -> String {

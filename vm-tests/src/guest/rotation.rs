@@ -4,11 +4,7 @@
 //! most sweeps. Some points take more runs:
 //!
 //! - an act in each of the ways in which it can fail or hang: 25 (`fault_table`);
-//! - a kill at a step that another sweep has too, of a multipath volume and of the locks for a
-//!   login: 25 ([`Part::has_rarely`]);
-//! - a reset at each step with each kind of volume: 15 (`own_boot_reset_mpath_nbd`);
-//! - the recovery from each broken record: 9 of a SCSI volume, 31 of an NBD volume
-//!   (`recover_broken_scsi_and_nbd`).
+//! - a reset at each step with each kind of volume: 15 (`own_boot_reset_mpath_nbd`).
 //!
 //! A point's part follows from its name and not from its place in a list: kernels differ in what
 //! a list holds, and one more point must not move the others. Five is odd, so a lab that
@@ -72,13 +68,6 @@ impl Part {
             numbered.filter(|(at, _)| self.seed.is_none_or(|seed| at % PARTS == seed % PARTS));
         taken.map(|(_, point)| point).collect()
     }
-
-    /// Whether a point that another sweep also has is in a fifth of this part: any 25
-    /// consecutive seeds take it once.
-    #[must_use]
-    pub fn has_rarely(self, point: &str) -> bool {
-        self.has_variant(point, 0)
-    }
 }
 
 impl fmt::Display for Part {
@@ -137,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn any_25_consecutive_seeds_take_each_variant_once_and_each_rare_point_once() {
+    fn any_25_consecutive_seeds_take_each_variant_once() {
         for point in POINTS {
             for variant in 0..PARTS {
                 let takes = |seed: &u64| Part::of_seed(*seed).has_variant(point, variant);
@@ -145,22 +134,6 @@ mod tests {
                 assert_eq!(seeds.len(), 1, "{point} {variant}");
                 assert!(Part::of_seed(seeds[0]).has(point));
             }
-            let rarely = |seed: &u64| Part::of_seed(*seed).has_rarely(point);
-            assert_eq!((31..56).filter(rarely).count(), 1, "{point}");
-        }
-    }
-
-    #[test]
-    fn no_run_takes_many_of_the_rare_points() {
-        let points = ["attach", "retake", "resize", "detach"].map(|operation| {
-            let steps = (0..10).flat_map(|step| (1..6).map(move |pass| (step, pass)));
-            steps.map(move |(step, pass)| format!("{operation} journal.step-{step}:{pass}"))
-        });
-        let points: Vec<String> = points.into_iter().flatten().collect();
-        for seed in 0..PARTS * PARTS {
-            let part = Part::of_seed(seed);
-            let rare = points.iter().filter(|point| part.has_rarely(point)).count();
-            assert!(rare < 24, "{rare} of {} with seed {seed}", points.len());
         }
     }
 

@@ -197,8 +197,7 @@ impl Rig {
         let all = self.turn(sweep, &none);
         let mut select = |operation: &str, steps: &[String]| {
             let tried = steps.iter().filter(|step| is_tried(step)).cloned();
-            let is_rare = |step: &str| step.starts_with("device-lock.");
-            sweep.select_with(operation, &tried.collect::<Vec<_>>(), is_rare)
+            sweep.select(operation, &tried.collect::<Vec<_>>())
         };
         let attach = select("attach", &all.attach);
         let recover = select("recover-session", &all.recover);
@@ -240,7 +239,7 @@ fn a_volume_with_a_login_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs
         data: Data::default(),
         target,
     };
-    let mut sweep = KillSweep::new("iSCSI");
+    let mut sweep = KillSweep::new("iSCSI", &["iscsi.", "device-lock."]);
     let node = rig.attach().node;
     rig.data.write_anew(&node).sync_all().unwrap();
     rig.detach();

@@ -211,7 +211,7 @@ fn the_try_after_a_failed_or_hung_step_of_a_re_login_succeeds() {
     lose();
     keep(&session, None, LIMIT);
     assert_eq!(session.state(), "LOGGED_IN");
-    guest::tell(&format!(
+    guest::tell_met(&format!(
         "login again faults: {} of {} this run ({part}), {hung} of them hung, in {} s: {}",
         met.len(),
         FAULTS.len() * tried.len(),

@@ -3,15 +3,13 @@
 //! behind.
 //!
 //! The engine's `src/crash.rs` lists the steps. A first process passes all of them and records
-//! them. Then each step of this run's part has its kill, at every pass. `guest::rotation` says
-//! how many runs kill at every step.
+//! them. Then each step of this run's part has its kill, at every pass. Five runs with
+//! consecutive seeds kill at each step that `guest::kills` selects.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 
-use lunbd::engine::{Action, Condition, DetachVolume, Recovered, Unit};
-use lunbd::error::Stage;
+use lunbd::engine::{Condition, DetachVolume, Unit};
 use lunbd::{Attachment, ErrorKind};
 use vm_tests::guest::agent::{engine, soon, unit};
 use vm_tests::guest::crash::{Data, Place, Run, request, volume};
@@ -29,8 +27,6 @@ struct Rig {
     target: ScsiDebug,
     gigabytes: u64,
     multipathd: Option<Multipathd>,
-    /// Whether another sweep kills at the step too.
-    is_rare: fn(&str) -> bool,
 }
 
 /// The steps of each operation.
@@ -222,9 +218,7 @@ impl Rig {
         if self.multipathd.is_some() {
             alone = self.turn(sweep, &alone, &[None; 4], true);
         }
-        let is_rare = self.is_rare;
-        let mut select =
-            |operation: &str, steps: &[String]| sweep.select_with(operation, steps, is_rare);
+        let mut select = |operation: &str, steps: &[String]| sweep.select(operation, steps);
         let attach = select("attach", &all.attach);
         let retake = select("retake", &all.retake);
         let resize = select("resize", &all.resize);
@@ -253,112 +247,11 @@ fn size_of(node: &Path) -> u64 {
     sectors.trim().parse::<u64>().unwrap() * 512
 }
 
-/// The journal's own steps, on a new directory and on one with files that are not records.
-fn sweep_the_opening(sweep: &mut KillSweep) {
-    let place = Place::new();
-    let directory = place.path();
-    let plant = |with_files: bool| {
-        let _not_there = fs::remove_dir_all(directory);
-        if with_files {
-            fs::create_dir(directory).unwrap();
-            for name in ["journal.lock", "pvc-1.json.new", "pvc-2.json"] {
-                let mut file = File::create(directory.join(name)).unwrap();
-                file.write_all(b"lunbd-journal 1 sha256:").unwrap();
-            }
-        }
-    };
-    for with_files in [false, true] {
-        plant(with_files);
-        let steps = sweep.run(&place, "open", &[], None).steps;
-        let opening = if with_files {
-            "open with files"
-        } else {
-            "open"
-        };
-        for step in &sweep.select(opening, &steps) {
-            plant(with_files);
-            sweep.run(&place, "open", &[], Some(step));
-            let engine = engine();
-            let journal = place.open(&engine);
-            assert_eq!(journal.records(), [], "{step}");
-            assert_eq!(journal.problems().len(), usize::from(with_files), "{step}");
-            let mut left = guest::entries(directory);
-            left.sort();
-            let aside = with_files.then_some("pvc-2.json.set-aside-0");
-            let expected: Vec<&str> = ["journal.lock"].into_iter().chain(aside).collect();
-            assert_eq!(left, expected, "{step}");
-        }
-    }
-}
-
-/// A failed flush is recorded, so that a second one proves nothing.
-fn sweep_the_marks(rig: &mut Rig, sweep: &mut KillSweep) {
-    // The first occurrence of each step records that a flush begins.
-    let steps = [
-        "failed-flush.to-write:2",
-        "failed-flush.written:2",
-        "failed-flush.to-sweep:1",
-        "failed-flush.swept:1",
-    ];
-    let steps = sweep.select("failed flush", &steps.map(str::to_owned));
-    for at in [None]
-        .into_iter()
-        .chain(steps.iter().map(|step| Some(step.as_str())))
-    {
-        let attached = rig.attach();
-        let before = rig.data.0;
-        let written = rig.data.write_anew(&attached.node);
-        set_write_protect(true);
-        let kill = at.filter(|step| !step.contains("swe"));
-        let ended = Run::start(&rig.place, "detach", &[], kill).end();
-        assert!(!ended.status.success(), "{ended:?}");
-        sweep.count("failed flush", kill, &ended);
-        set_write_protect(false);
-        // The data that could not be written is lost.
-        rig.data.0 = before;
-        if kill.is_some() {
-            let engine = engine();
-            let recovery = engine.recover(&rig.place.open(&engine), soon()).unwrap();
-            println!("{at:?}: {:?}", recovery.volumes);
-            let [
-                Recovered {
-                    action: Action::Failed(error),
-                    ..
-                },
-            ] = &*recovery.volumes
-            else {
-                panic!("{recovery:?}");
-            };
-            assert_eq!(error.kind(), ErrorKind::Io, "{error}");
-            assert_eq!(error.stage(), Some(Stage::Flush), "{error}");
-            rig.detach(&DetachVolume::default().abandon_unwritten());
-        } else {
-            // The device goes without a detach, and its mark stays.
-            fs::write(rig.target.device_dir(1).join("delete"), "1").unwrap();
-            let ended = Run::start(&rig.place, "attach", &rig.wanted(), at).end();
-            sweep.count("failed flush", at, &ended);
-            if ended.killed {
-                sweep.recover(&rig.place, at.unwrap_or_default());
-            }
-            drop(rig.attach());
-            rig.detach(&DetachVolume::default());
-        }
-        drop(written);
-        rig.require_gone(&format!("a flush that failed, at {at:?}"));
-    }
-}
-
-fn set_write_protect(on: bool) {
-    let path = "/sys/module/scsi_debug/parameters/wp";
-    fs::write(path, if on { "1" } else { "0" }).unwrap();
-}
-
 #[test]
 fn a_scsi_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() {
     guest::sweep_time_limit();
     let target = ScsiDebug::with_luns(2);
-    let mut sweep = KillSweep::new("SCSI");
-    sweep_the_opening(&mut sweep);
+    let mut sweep = KillSweep::new("SCSI", &["block.", "scsi."]);
     let mut rig = Rig {
         place: Place::new(),
         sources: vec![unit(&target, 1).to_string()],
@@ -367,22 +260,18 @@ fn a_scsi_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() 
         target,
         gigabytes: 0,
         multipathd: None,
-        is_rare: |_| false,
     };
     rig.begin();
     rig.sweep(&mut sweep);
-    sweep_the_marks(&mut rig, &mut sweep);
-    sweep.conclude(&["journal", "device-lock", "failed-flush", "block", "scsi"]);
+    sweep.conclude(&["block", "scsi"]);
 }
 
-/// To save time, 25 runs with consecutive seeds, and not five, cover the steps that a SCSI
-/// volume has too.
 #[test]
 fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() {
     guest::sweep_time_limit();
     let multipathd = Multipathd::start_mapping_every_disk(NoPath::Fail);
     let (target, sources) = ScsiDebug::two_paths();
-    let mut sweep = KillSweep::new("multipath");
+    let mut sweep = KillSweep::new("multipath", &["block.", "scsi.", "multipath."]);
     let mut rig = Rig {
         place: Place::new(),
         sources,
@@ -391,7 +280,6 @@ fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_pa
         target,
         gigabytes: 0,
         multipathd: Some(multipathd),
-        is_rare: |step| !step.starts_with("multipath."),
     };
     rig.begin();
     rig.sweep(&mut sweep);

@@ -36,7 +36,7 @@ const SCSI: &[Row] = &[
     Row::succeeds("detach write delete:*", &[ENODEV], LOOKS_AGAIN),
 ];
 
-const TAKEN: &str = "somebody has taken the device meanwhile: the attach takes another";
+const TAKEN: &str = "an attach whose connect is answered with EBUSY tries the next device";
 const NO_EVENT: &str = "a device that is gone has no event that could be waited for";
 
 const NBD: &[Row] = &[

@@ -169,9 +169,7 @@ fn plan(kind: Kind) -> Vec<Reset> {
     let rig = Rig::new(kind);
     let place = Place::new();
     let mut plan = Vec::new();
-    // An NBD device takes its size from its server.
-    let resizes = (kind != Kind::Nbd).then_some("resize");
-    for operation in ["attach"].into_iter().chain(resizes).chain(["detach"]) {
+    for operation in ["attach", "resize", "detach"] {
         let sources = if operation == "attach" {
             &*rig.sources
         } else {
@@ -388,7 +386,7 @@ fn a_machine_that_is_reset_at_each_step_of_this_runs_part_finds_a_journal_that_i
 
 fn conclude(progress: &Progress) {
     let count = progress.found.len();
-    guest::tell(&format!(
+    guest::tell_met(&format!(
         "{count} resets of the machine ({}): {}",
         Part::of_this_run(),
         progress.found.join("; ")

@@ -38,7 +38,6 @@ fn act(engine: &Engine, operation: &str, journal: &Path, sources: &[String]) -> 
     let journal = engine.open_journal_at(journal, soon())?;
     let attach = || engine.attach_volume(&journal, &volume(), &request(sources), soon());
     match operation {
-        "open" => {}
         // `retake` attaches a volume that is attached and lacks a path.
         "attach" | "retake" => drop(attach()?),
         "detach" => {

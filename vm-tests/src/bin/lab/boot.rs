@@ -67,6 +67,8 @@ pub(crate) struct Ended {
     pub(crate) console: String,
     /// How often the lab started QEMU for this boot.
     pub(crate) attempts: usize,
+    /// The cost of the last attempt until the boot marker.
+    pub(crate) cost_until_up: Cost,
     /// The cost of all attempts.
     pub(crate) cost: Cost,
 }
@@ -175,7 +177,9 @@ fn attempt(
                                 .clone_into(&mut ended.why);
                             break;
                         }
-                        ended.boot_time = Some(start.elapsed());
+                        let wall = start.elapsed();
+                        ended.boot_time = Some(wall);
+                        ended.cost_until_up = Cost { wall, processor };
                         next_by = Instant::now() + GRACE;
                     }
                     Report::Running { test, limit_secs } => {

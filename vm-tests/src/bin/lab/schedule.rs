@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use vm_tests::job::{Job, Outcome, Report, TOLD, TestCase};
+use vm_tests::job::{Job, MET, Outcome, Report, TOLD, TestCase};
 use vm_tests::sweep_row::SweepRow;
 
 use crate::accel::Accel;
@@ -228,7 +228,7 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
         let report_to =
             |report, processor| on_report(setup, report, processor, &mut tests, summary);
         let ended = boot::boot(setup, &job, report_to)?;
-        lock(summary).add_boot(series, ended.attempts, ended.cost);
+        lock(summary).add_boot(series, &ended);
         let Some(first) = tests.first().cloned() else {
             // The last test has ended, so the failure belongs to no test.
             if !ended.done {
@@ -335,6 +335,9 @@ fn on_report(
             summary.add_vm_test(series, &test, &outcome, expected, cost, remains);
             // The row of a sweep says that the sweep passed.
             let is_shown = |line: &&str| outcome == Outcome::Passed || !SweepRow::is_in(line);
+            for met in output.lines().filter_map(|line| line.strip_prefix(MET)) {
+                summary.add_points_met(series, &test, met);
+            }
             let told = output.lines().filter_map(|line| line.strip_prefix(TOLD));
             for told in told.filter(is_shown) {
                 println!("     {told}");

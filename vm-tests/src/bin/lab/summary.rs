@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use vm_tests::job::{Outcome, TestCase};
 
+use crate::boot::Ended;
 use crate::cost::{Cost, Costs};
 use crate::kernel::Series;
 use crate::seed::SEED;
@@ -102,6 +103,8 @@ pub(crate) struct Summary {
     repeated_boots: usize,
     /// Tests that were run again, each with its kernel.
     again: Vec<String>,
+    /// Which points of each sweep were met, by its test.
+    points_met: Vec<String>,
 }
 
 impl Summary {
@@ -220,10 +223,20 @@ impl Summary {
         }
     }
 
-    pub(crate) fn add_boot(&mut self, series: Series, attempts: usize, cost: Cost) {
+    pub(crate) fn add_boot(&mut self, series: Series, ended: &Ended) {
         self.boots += 1;
-        self.repeated_boots += attempts - 1;
-        self.costs.add(&format!("machines of {series}"), cost);
+        self.repeated_boots += ended.attempts - 1;
+        self.costs.add(&format!("machines of {series}"), ended.cost);
+        self.costs
+            .add("of these, until they were up", ended.cost_until_up);
+    }
+
+    /// Keeps for the last lines which points of a sweep this test has met.
+    pub(crate) fn add_points_met(&mut self, series: Series, test: &str, points: &str) {
+        println!("     {points}");
+        let (file, _) = test.split_once("::").unwrap_or((test, ""));
+        self.points_met
+            .push(format!("{series:<6} {file}: {points}"));
     }
 
     /// Whether a test whose kernel the emulator killed may run again.
@@ -255,6 +268,9 @@ impl Summary {
                 .map(|(number, name)| format!("{number} {name}"))
                 .collect();
             println!("{row:<12} {}", shown.join(", "));
+        }
+        for points in &self.points_met {
+            println!("points       {points}");
         }
         for test in &self.failed {
             println!("{test}");
@@ -411,6 +427,13 @@ mod tests {
         assert_eq!(telling(&lines.join("\n")), lines[24..]);
     }
 
+    fn of_attempts(attempts: usize) -> Ended {
+        Ended {
+            attempts,
+            ..Ended::default()
+        }
+    }
+
     #[test]
     fn two_tests_of_a_run_may_run_again_and_no_third() {
         let mut summary = Summary::default();
@@ -418,8 +441,8 @@ mod tests {
         assert!(summary.may_run_again(Series::V6_1, "lab::x", log));
         assert!(summary.may_run_again(Series::V6_1, "lab::x", log));
         assert!(!summary.may_run_again(Series::Newest, "lab::y", log));
-        summary.add_boot(Series::V6_1, 1, Cost::default());
-        summary.add_boot(Series::V6_1, 3, Cost::default());
+        summary.add_boot(Series::V6_1, &of_attempts(1));
+        summary.add_boot(Series::V6_1, &of_attempts(3));
         assert_eq!(
             summary.boots_line(),
             "2 boots, 2 of them repeated, 2 of at most 2 tests run again"
