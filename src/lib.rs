@@ -55,7 +55,7 @@ pub mod scsi;
 pub mod transport;
 pub mod uevent;
 
-#[cfg(fuzzing)]
+#[cfg(any(fuzzing, clippy))]
 #[doc(hidden)]
 pub use kernel::sg::fuzz::sg_reply;
 

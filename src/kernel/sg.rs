@@ -2,7 +2,7 @@
 //! the last scan.
 
 mod capacity;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, fuzzing, clippy))]
 #[allow(unreachable_pub, reason = "it is public where it is fuzzed")]
 pub mod fuzz;
 mod inquiry;

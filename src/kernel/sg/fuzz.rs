@@ -8,6 +8,9 @@ use super::{LONGEST, capacity, failed, outcome, port_groups, presence, report_lu
 /// Parses `bytes` as a device's answer to each command and as sense data. Three
 /// of the first four bytes are the statuses, and the fourth is the code of a VPD
 /// page. Returns whether the answer holds that page.
+///
+/// # Panics
+/// If a parser breaks its promise.
 pub fn sg_reply(bytes: &[u8]) -> bool {
     let Some(([status, host_status, driver_status, code], answer)) = bytes.split_first_chunk()
     else {
