@@ -5,8 +5,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use vm_tests::guest;
-use vm_tests::guest::fault_table::{ERRORS, FAULTS, HANGS, Row, faults_of};
+use vm_tests::guest::fault_table::{ERRORS, FAULTS, HANGS, Row, expected, faults_of};
 use vm_tests::guest::faults::FaultSweep;
 use vm_tests::guest::inject::{self, Fault, Traced};
 use vm_tests::guest::iscsi_target::IscsiTarget;
@@ -61,6 +62,33 @@ const LOGIN: &[Row] = &[
     Row::succeeds("detach iscsi event 19:*", ERRORS, NOT_TOLD),
     Row::refused("detach iscsi event 19:*", HANGS, "logout"),
 ];
+
+/// What the recovery must say of the try that has the fault. The next try succeeds.
+const LOGIN_AGAIN: &[Row] = &[
+    Row::refused_as("heal iscsi connect:*", ERRORS, "dial", &["unreachable"]),
+    Row::refused("heal iscsi connect:*", HANGS, "session"),
+    Row::refused_as("heal iscsi send:*", ERRORS, "login", &["unreachable"]),
+    Row::refused("heal iscsi send:*", HANGS, "session"),
+    Row::refused("heal iscsi event 15:*", &FAULTS, "session"),
+    Row::refused("heal iscsi event 17:*", &FAULTS, "session"),
+    Row::refused("heal iscsi event 18:*", &FAULTS, "session"),
+    Row::refused("heal iscsi event 19:*", &FAULTS, "session"),
+    Row::refused("heal iscsi set 32:*", &FAULTS, "session"),
+    Row::refused("heal iscsi set 15:*", &FAULTS, "session"),
+    Row::refused("heal iscsi set 34:*", &FAULTS, "session"),
+    Row::refused("heal iscsi set 17:*", &FAULTS, "session"),
+    Row::refused("heal iscsi set 18:*", &FAULTS, "session"),
+    Row::refused("heal iscsi set 0:*", &FAULTS, "session"),
+];
+
+/// The error of the first try in the output of `heal --watch`: one line, or several.
+fn first_failure(said: &Value) -> Option<Value> {
+    let first = match said.as_str() {
+        Some(lines) => serde_json::from_str(lines.lines().next()?).ok()?,
+        None => said.clone(),
+    };
+    (first["outcome"] == "failed").then(|| first["detail"].clone())
+}
 
 #[test]
 fn steps_of_a_login_and_a_logout_that_fail_or_hang_end_as_their_table_says() {
@@ -155,7 +183,7 @@ fn the_try_after_a_failed_or_hung_step_of_a_re_login_succeeds() {
     target.map(1, &Store::file("f2", 16 << 20));
     let source = target.uri(&[0], 1);
     let attached = guest::lunbd(&["attach", &source, "--log-in", "--json"]);
-    let attached: serde_json::Value = serde_json::from_slice(&attached.stdout).unwrap();
+    let attached: Value = serde_json::from_slice(&attached.stdout).unwrap();
     let session = the_only_session();
     // Longer than all hangs of this test.
     let budget = format!(
@@ -193,13 +221,13 @@ fn the_try_after_a_failed_or_hung_step_of_a_re_login_succeeds() {
         println!("{act}, {fault:?}: {traced:?}");
         assert!(traced.injected, "{act}, {fault:?}");
         assert_eq!(traced.code, None, "{act}, {fault:?}: it ended by itself");
+        let failure = first_failure(&traced.said).unwrap_or_default();
+        let said = failure["stage"].as_str().zip(failure["kind"].as_str());
+        let row = expected(LOGIN_AGAIN, &format!("heal {act}"), fault);
+        let compared = row.and_then(|row| row.compare(fault, said));
+        compared.unwrap_or_else(|why| panic!("{act}, {fault:?}: {why}: {traced:?}"));
         if session.state() != "LOGGED_IN" {
             assert!(hangs, "{act}, {fault:?}: it was not tried again");
-            let said = traced.said.to_string();
-            assert!(
-                said.contains("timed_out") && said.contains("stage"),
-                "{act}: {said}"
-            );
             keep(&session, None, LIMIT);
         }
         assert_eq!(session.state(), "LOGGED_IN", "{act}, {fault:?}");

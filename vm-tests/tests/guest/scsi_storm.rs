@@ -187,6 +187,8 @@ fn units_of_four_hosts_come_and_go_at_once_in_a_flood_and_nothing_is_lost_or_lef
     assert!(engine.stuck_calls().is_empty());
     assert_eq!(counters.watches, 0);
     assert_eq!((counters.foreign_messages, counters.cut), (0, 0));
-    assert!(counters.events >= sent as u64 || counters.overruns > 0);
+    // Where events were lost, the watches learned that.
+    let were_told = counters.overruns > 0 && counters.resyncs > 0;
+    assert!(counters.events >= sent as u64 || were_told, "{counters:?}");
     guest::wait_for_no_more_than(&before);
 }
