@@ -192,8 +192,10 @@ fn a_cancelled_attach_whose_connect_comes_later_stays_in_the_journal_until_a_rec
     let late = cancelled(|deadline| engine.attach_volume(&journal, &volume(), &request, deadline));
     assert_eq!(late.unwrap_err().kind(), ErrorKind::Cancelled);
     hanging.end(&engine);
-    guest::wait_until("the late connect", LIMIT, || {
-        (backends() == [source.to_string()]).then_some(())
+    guest::wait_until("the late connect to return", LIMIT, || {
+        let locks = guest::entries("/run/lunbd");
+        let is_locked = locks.iter().any(|name| name.starts_with("nbd-id-"));
+        (!is_locked && backends() == [source.to_string()]).then_some(())
     });
     assert_eq!(
         recovered(&engine, &journal),
