@@ -100,9 +100,13 @@ fn disconnect(
     let locks = Arc::new((index_lock, backend_lock));
     let mut watch = engine.hub().watch(&index.name());
     let mark = FailedFlush::of(roots, disk)?;
+    let has_lost_before = mark.read()?.is_some();
     let (flush, not_looked_at) =
         match claim_and_flush(engine, disk, request.flush_policy, &mut watch, call) {
-            Err(error) if was_disconnected(engine, index, backend, &error, deadline) => {
+            Err(error)
+                if !has_lost_before
+                    && was_disconnected(engine, index, backend, &error, deadline) =>
+            {
                 mark.clear();
                 let why = format!("it had been disconnected before this call: {error}");
                 (Flush::Unreachable(why), Vec::new())
@@ -152,7 +156,9 @@ fn disconnect(
 
 /// Whether a flush failed because the device had been disconnected. A device that a process has
 /// open stays until its last close, and fails all I/O. A kernel that does not tell (before 6.14,
-/// and stable kernels without that fix) leaves the failure a loss.
+/// and stable kernels without that fix) leaves the failure a loss. So does a device without a
+/// backend id: the kernel gives the same answer for one that an ioctl has connected
+/// (`drivers/block/nbd.c`, `NBD_RT_BOUND`).
 fn was_disconnected(
     engine: &Engine,
     index: NbdIndex,
@@ -160,14 +166,13 @@ fn was_disconnected(
     failure: &Error,
     deadline: Deadline,
 ) -> bool {
+    let Some(backend) = backend else {
+        return false;
+    };
     if failure.kind() != ErrorKind::Io || failure.stage() != Some(Stage::Flush) {
         return false;
     }
-    let question = Reconfigure::new(index, NewTimeouts::default());
-    let question = backend
-        .cloned()
-        .into_iter()
-        .fold(question, Reconfigure::backend);
+    let question = Reconfigure::new(index, NewTimeouts::default()).backend(backend.clone());
     let answer = question.send(engine.roots(), deadline);
     answer.is_err_and(|error| Refusal::of(&error) == Some(Refusal::GoingDown))
 }

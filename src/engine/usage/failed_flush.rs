@@ -163,27 +163,15 @@ impl FlushUnderWay {
         self.is_unseen.then_some(UNSEEN)
     }
 
-    /// Marks that nobody sees the result of this flush if its process ends from now on. The
-    /// kernel keeps the error of a failed write, also of one before this flush, until the next
-    /// call takes it.
+    /// Marks, on a device whose failed commands the kernel does not count, that nobody sees the
+    /// result of the rest of this flush if its process ends. The kernel keeps the error of a
+    /// failed write until a call takes it, and no error of a flush of the server's cache.
     pub(in crate::engine) fn mark_as_unseen(&self) -> Result<()> {
-        if !self.is_first {
-            return Ok(());
-        }
-        let marked = self.mark.write(UNSEEN);
-        marked.map_err(|error| error.at(Stage::Flush))
-    }
-
-    /// Marks that this flush has reported no failed write, and that the count of failed commands
-    /// shows from now on whether it fails. An NBD device has no such count: its mark stays, since
-    /// the kernel keeps no error of a flush of the server's cache.
-    pub(in crate::engine) fn mark_as_written(&self) -> Result<()> {
         let unit = UnitBehindDisk::read(&self.mark.disk);
-        if !self.is_first || !unit.counts_failed_commands() {
+        if !self.is_first || unit.counts_failed_commands() {
             return Ok(());
         }
-        let begins = Note::of_begin(unit.failed_commands());
-        let marked = self.mark.write_for(&begins, &unit);
+        let marked = self.mark.write_for(UNSEEN, &unit);
         marked.map_err(|error| error.at(Stage::Flush))
     }
 
@@ -346,7 +334,6 @@ mod tests {
         let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
         let first = mark.clone().begin().unwrap();
         first.mark_as_unseen().unwrap();
-        first.mark_as_written().unwrap();
         // The process is killed.
         std::mem::forget(first);
         for _ in 0..2 {
@@ -399,12 +386,6 @@ mod tests {
         std::os::unix::fs::symlink(&device, dir.join("device")).unwrap();
         fs::write(device.join("ioerr_cnt"), "0x1f\n").unwrap();
         // The process is killed.
-        let flush = mark().begin().unwrap();
-        flush.mark_as_unseen().unwrap();
-        assert!(mark().begin().unwrap().unseen().is_some());
-        flush.mark_as_written().unwrap();
-        assert!(mark().begin().unwrap().unseen().is_none());
-        std::mem::forget(flush);
         std::mem::forget(mark().begin().unwrap());
         assert_eq!(mark().read().unwrap(), None);
         fs::write(device.join("ioerr_cnt"), "0x20\n").unwrap();

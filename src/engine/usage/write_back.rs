@@ -130,16 +130,13 @@ pub(in crate::engine) fn write_back_below_map(
         let disk = own.to_write_back(&roots, file)?;
         let mut dropped = Ok(());
         // Both may make a write fail.
-        let flush = mark.begin()?;
-        let unseen = flush.unseen();
-        let written = flush.run(is_failed_write, |flush| {
+        let written = mark.begin()?.run(is_failed_write, |_| {
             dropped = disk.drop_pages();
-            flush.mark_as_unseen()?;
             disk.write_pages()
         });
         match written {
             Err(error) if is_failed_write(&error) => Err(error),
-            _ => Ok(dropped.and_then(|()| disk.flush()).map(|()| unseen)),
+            _ => Ok(dropped.and_then(|()| disk.flush())),
         }
     };
     let flushed = run_in_queue(
@@ -151,8 +148,7 @@ pub(in crate::engine) fn write_back_below_map(
         move |_| worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
     );
     match flushed {
-        Ok(Ok(Ok(None))) => Ok(Flush::Done),
-        Ok(Ok(Ok(Some(why)))) => Ok(Flush::Unproven(why.to_owned())),
+        Ok(Ok(Ok(()))) => Ok(Flush::Done),
         Ok(Ok(Err(error))) | Err(error) => Ok(Flush::ThroughMap(error.to_string())),
         Ok(Err(error)) if abandon => Ok(Flush::Abandoned(error.to_string())),
         Ok(Err(error)) => Err(error.at(Stage::Flush)),
@@ -174,7 +170,6 @@ pub(in crate::engine) fn write_pages_of(
     let mark = FailedFlush::of(engine.roots(), disk)?;
     let write = move |note_thread| {
         let flush = mark.begin()?;
-        flush.mark_as_unseen()?;
         flush.run(is_failed_write, |_| files.write_back(note_thread))
     };
     let what = format!("{} to write back", disk.name());
@@ -232,7 +227,7 @@ fn flush_pages_and_cache(
     flush: &FlushUnderWay,
 ) -> Result<Flush> {
     let unwritten = disk.to_write_back(roots, file)?;
-    let is_counted = match unwritten.drop_pages() {
+    match unwritten.drop_pages() {
         // Before Linux 5.11 a map passes this call on to the path that it used last, which may
         // be dead (`block/ioctl.c`, `blkdev_flushbuf`). The next calls take another path. They
         // also take the kernel's report of a failed write, so the mark of a process that dies in
@@ -240,18 +235,13 @@ fn flush_pages_and_cache(
         Err(error) if error.kind() == ErrorKind::Vanished && disk.name().starts_with("dm-") => {
             tracing::debug!(%error, disk = disk.name(), "the pages are not dropped");
             flush.mark_as_uncounted()?;
-            false
         }
         dropped => {
             dropped?;
             flush.mark_as_unseen()?;
-            true
         }
-    };
-    let all_written = unwritten.write_pages()?;
-    if is_counted {
-        flush.mark_as_written()?;
     }
+    let all_written = unwritten.write_pages()?;
     let path = all_written
         .then(|| PathBeforeFlush::look_at(disk))
         .flatten();

@@ -60,7 +60,15 @@ pub(super) fn attach_guarded(
             Ok(attachment)
         }
         Err(error) => {
-            if error.kind() != ErrorKind::TimedOut {
+            // A connect of another process has the lock by which this finds one under way. Only
+            // a call that was cancelled leaves its own.
+            let may_be_under_way =
+                intent.spec.nbd.is_none() || error.kind() == ErrorKind::Cancelled;
+            // The call checks this before it reads the addresses: once a scan has ended, its
+            // devices are there.
+            let is_under_way =
+                may_be_under_way && may_bring_a_device(engine, &intent).unwrap_or(true);
+            if error.kind() != ErrorKind::TimedOut && !is_under_way {
                 let deadline = deadline.for_rollback();
                 rollback_record(engine, guard, before, &intent, &before_attach, deadline);
             }
@@ -79,15 +87,10 @@ fn rollback_record(
     before_attach: &DevicesAtSources,
     deadline: Deadline,
 ) {
-    // The call checks this before it reads the addresses: once a scan has ended, its devices are
-    // there.
-    let is_under_way = may_bring_a_device(engine, intent).unwrap_or(true);
     let restored = match before {
         Some(before) => guard.write(before, deadline),
         None => match devices_at_sources(engine, intent) {
-            Ok(now) if now.has_only_devices_of(before_attach) && !is_under_way => {
-                guard.restore_record(deadline)
-            }
+            Ok(now) if now.has_only_devices_of(before_attach) => guard.restore_record(deadline),
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         },

@@ -187,7 +187,7 @@ fn an_nbd_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_part() 
         "blocksize-error-policy=error",
     ];
     let server = NbdServer::nbdkit(At::tcp(), &arguments);
-    let mut sweep = KillSweep::new("NBD", &["block.", "nbd."]);
+    let mut sweep = KillSweep::new("NBD", &["block.", "failed-flush.", "nbd."]);
     let mut rig = NbdRig {
         place: Place::new(),
         sources: vec![server.uri("")],

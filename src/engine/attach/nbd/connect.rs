@@ -213,10 +213,7 @@ pub(super) fn forget_last_connection(roots: &Roots, index: NbdIndex) -> Result<(
     if let Some(device) = NbdDevice::find(roots, index)?
         && device.pid()?.is_none()
     {
-        let failures = FailedFlush::of(roots, device.disk())?;
-        if failures.read()?.is_some() {
-            failures.clear();
-        }
+        FailedFlush::of(roots, device.disk())?.clear();
     }
     Ok(())
 }

@@ -105,6 +105,12 @@ fn what_a_flush_lost_is_forgotten_with_its_connection_and_not_before() {
     fs::remove_file(dir.join("pid")).unwrap();
     forget_last_connection(&roots, index).unwrap();
     assert_eq!(failures.read().unwrap(), None);
+    // The process of a flush was killed before it saw the result.
+    let flush = failures.clone().begin().unwrap();
+    flush.mark_as_unseen().unwrap();
+    std::mem::forget(flush);
+    forget_last_connection(&roots, index).unwrap();
+    assert_eq!(failures.begin().unwrap().unseen(), None);
 }
 
 /// How many threads of this process are in an `open` of `path`.

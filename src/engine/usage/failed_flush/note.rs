@@ -15,9 +15,9 @@ const UNDER_WAY: &str = "its process died while it was under way, when ";
 pub(super) const UNCOUNTED: &str = "its process ended while it was under way, and a dead path does not count \
                          the commands that it rejects";
 
-/// The mark of a flush whose result nobody has seen.
-pub(super) const UNSEEN: &str = "the process of an earlier flush ended in it, and may have taken \
-                                 the only report of a failure with it";
+/// The mark of a flush of an NBD device whose result nobody has seen.
+pub(super) const UNSEEN: &str = "the process of an earlier flush ended in it, and the kernel keeps \
+                                 no error of a flush of the server's cache";
 
 /// The size of a mark's file: a page of most file systems in memory.
 pub(super) const FILE_SIZE: usize = 4096;
