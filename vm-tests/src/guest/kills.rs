@@ -112,8 +112,13 @@ impl KillSweep {
             killed.push(step.to_owned());
         } else {
             // Some steps, such as questions to udev, do not occur equally often in every run.
-            self.passed_by.push(format!("{operation} {step}"));
+            self.pass_by(operation, step);
         }
+    }
+
+    /// Counts a step that did not come again.
+    pub fn pass_by(&mut self, operation: &str, step: &str) {
+        self.passed_by.push(format!("{operation} {step}"));
     }
 
     /// Recovers with a new engine without any earlier knowledge, and requires that the rest of
