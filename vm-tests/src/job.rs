@@ -115,7 +115,7 @@ pub enum Report {
         /// Wall-clock time of the process.
         millis: u64,
         /// Its output, or the end of a long one. For a passed test, the lines that begin with
-        /// [`TOLD`].
+        /// [`TOLD`] or [`MET`].
         output: String,
         /// The kernel's log of that time. Empty if all was well, because a serial line is slow.
         kernel_log: String,

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 use vm_tests::job::{
-    DEFAULT_LIMIT_SECS, LIMIT_FILE, Outcome, Report, SKIP_FILE, SKIP_STATUS, STATE_DIR,
+    DEFAULT_LIMIT_SECS, LIMIT_FILE, MET, Outcome, Report, SKIP_FILE, SKIP_STATUS, STATE_DIR,
     TESTS_PROGRAM, TOLD, TestCase,
 };
 use vm_tests::kernel_log::alarms;
@@ -100,7 +100,10 @@ pub(crate) fn run(
     let (mut output, mut kernel_log) = (end_of(&output_path)?, kernel_log.read_new());
     let alarms: Vec<String> = alarms(&kernel_log).collect();
     if outcome == Outcome::Passed && alarms.is_empty() {
-        let told = output.lines().filter(|line| line.starts_with(TOLD));
+        let prefixes = [TOLD, MET];
+        let told = output
+            .lines()
+            .filter(|line| prefixes.iter().any(|prefix| line.starts_with(prefix)));
         output = told.collect::<Vec<_>>().join("\n");
         kernel_log.clear();
     }
