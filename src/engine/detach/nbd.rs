@@ -101,7 +101,9 @@ fn disconnect(
     let mut watch = engine.hub().watch(&index.name());
     let mark = FailedFlush::of(roots, disk)?;
     let has_lost_before = mark.read()?.is_some();
-    let (flush, not_looked_at) =
+    // This call holds the lock of the connections to its end: until the device is free, a kernel
+    // without the fix of 6.14 would take another connection of a heal.
+    let (flush, not_looked_at, _connections) =
         match claim_and_flush(engine, disk, request.flush_policy, &mut watch, call) {
             Err(error)
                 if !has_lost_before
@@ -109,7 +111,7 @@ fn disconnect(
             {
                 mark.clear();
                 let why = format!("it had been disconnected before this call: {error}");
-                (Flush::Unreachable(why), Vec::new())
+                (Flush::Unreachable(why), Vec::new(), None)
             }
             claimed => {
                 let Claimed {
@@ -119,14 +121,15 @@ fn disconnect(
                 } = claimed?;
                 call.enter(Stage::Disconnect);
                 let lock = |id| lock_connections_of(engine, device, id, deadline);
-                let _connections = backend.map(lock).transpose()?;
+                let connections = backend.map(lock).transpose()?;
                 if let Claim::Held(file) = &claim {
                     udev_lock::keep_udev_away(file, deadline);
                 }
                 let held = Box::new(Arc::clone(&locks));
                 end_link(engine, index, &flush, held, deadline)?;
-                // The kernel releases the configuration when the claim, the last file, is closed.
-                (flush, not_looked_at)
+                // The kernel releases the configuration at the last close.
+                drop(claim);
+                (flush, not_looked_at, connections)
             }
         };
 

@@ -40,12 +40,15 @@ impl FailedFlush {
     /// the device has failed commands since, or would not have counted them. `None` if no flush
     /// failed, and where the result of one [was not seen](FlushUnderWay::unseen).
     pub(in crate::engine) fn read(&self) -> Result<Option<String>> {
-        let note = self.note()?;
-        Ok(note.and_then(|note| match note.under_way() {
+        Ok(self.note()?.and_then(|note| self.failure_in(note)))
+    }
+
+    fn failure_in(&self, note: Note) -> Option<String> {
+        match note.under_way() {
             Some(errors) if UnitBehindDisk::read(&self.disk).failed_commands() == errors => None,
             _ if note.why == UNSEEN => None,
             _ => Some(note.why),
-        }))
+        }
     }
 
     fn note(&self) -> Result<Option<Note>> {
@@ -73,8 +76,9 @@ impl FailedFlush {
     pub(in crate::engine) fn begin(self) -> Result<FlushUnderWay> {
         let in_flush = |error: Error| error.at(Stage::Flush);
         let note = self.note().map_err(in_flush)?;
-        let is_unseen = note.is_some_and(|note| note.why == UNSEEN);
-        let is_first = !is_unseen && self.read().map_err(in_flush)?.is_none();
+        let is_unseen = note.as_ref().is_some_and(|note| note.why == UNSEEN);
+        let failure = note.and_then(|note| self.failure_in(note));
+        let is_first = !is_unseen && failure.is_none();
         if is_first {
             let unit = UnitBehindDisk::read(&self.disk);
             let begins = Note::of_begin(unit.failed_commands());

@@ -56,8 +56,9 @@ pub(in crate::engine) fn claim_and_flush(
 ///
 /// # Errors
 /// `Io` if a write failed, and then its pages are lost: a second flush would succeed and
-/// prove nothing. [`Flush::PagesWritten`] and [`Flush::Unproven`] are no errors. With [`FlushPolicy::Abandon`],
-/// neither a failed write nor a flush that takes half of the time is an error.
+/// prove nothing. [`Flush::PagesWritten`] and [`Flush::Unproven`] are no errors. With
+/// [`FlushPolicy::Abandon`], neither a failed write nor a flush that takes half of the time is an
+/// error.
 pub(in crate::engine) fn write_back(
     engine: &Engine,
     claim: &Claim,
