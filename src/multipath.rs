@@ -15,6 +15,5 @@ pub use daemon::{Answer, Daemon};
 pub use grow::grow;
 pub use map::Map;
 pub use queueing::fail_if_no_path;
-pub(crate) use remove::open_count;
 pub use remove::remove;
 pub use status::{MapStatus, PathStatus};

@@ -3,8 +3,10 @@
 pub(super) mod detachment;
 mod flush_paths;
 mod foreign_unit;
+mod map_users;
 mod nbd;
 mod open_paths;
+mod queueing_map;
 pub(super) mod receipt;
 pub(super) mod remove_device;
 pub(super) mod remove_map;

@@ -60,22 +60,6 @@ fn request_removal(roots: &Roots, map: &Map, deadline: Deadline) -> Result<Optio
     }
 }
 
-/// How often the map is open, by the kernel's count. It includes mounts, stacked devices,
-/// the caller's file, and processes that `/proc` does not show.
-///
-/// # Errors
-/// `Vanished` if the map is gone; `TimedOut` at stage `flush`.
-pub(crate) fn open_count(roots: &Roots, map: &Map, deadline: Deadline) -> Result<i32> {
-    let (own_map, own_roots) = (map.clone(), roots.clone());
-    worker::run(
-        Stage::Flush,
-        &format!("the kernel to say how often {map} is open"),
-        deadline,
-        || map.describe(),
-        move || Ok(dm::status(&own_roots, own_map.uuid())?.open_count),
-    )
-}
-
 fn remove_now(roots: &Roots, map: &Map) -> Result<()> {
     map.require()?;
     let status = dm::status(roots, map.uuid())?;

@@ -46,7 +46,8 @@ pub struct MapReceipt {
     pub uuid: String,
     /// Its node, `/dev/dm-N`.
     pub node: PathBuf,
-    /// The map queued I/O with no path left, and was told to fail it instead.
+    /// The map queued I/O with no path left, and was told to fail it instead: the caller
+    /// abandons unwritten data.
     pub told_to_fail: bool,
     /// The result of writing back its dirty pages; `None` before that step.
     pub flush: Option<Flush>,

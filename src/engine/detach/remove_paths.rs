@@ -6,9 +6,10 @@ use crate::engine::call::CallContext;
 use crate::engine::detach::foreign_unit::{
     flush_if_replaced_below, refuse_map_of_another, refuse_maps_of_others,
 };
+use crate::engine::detach::map_users::refuse_users_of_map;
 use crate::engine::detach::receipt::{Flush, MapReceipt};
 use crate::engine::detach::remove_device::{delete_disk, delete_diskless};
-use crate::engine::detach::remove_map::{refuse_users_of_map, remove_map, settle_removal};
+use crate::engine::detach::remove_map::{remove_map, settle_removal};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
 use crate::engine::unit::paths::UnitPaths;
 use crate::engine::unit::{KnownPath, PathIdentity};
@@ -54,6 +55,9 @@ impl DetachRun<'_> {
             let replaced = flush_if_replaced_below(&paths, &below);
             call.enter(Stage::Claim);
             let removed = self.check_and_remove_map(&map, replaced, (&paths, &below), call)?;
+            let Some(removed) = removed else {
+                return Ok(true);
+            };
             // Another process may see a failed write before udev has handled the removal.
             call.enter(Stage::Flush);
             let written = self.write_back_open_paths(deadline);
@@ -149,15 +153,21 @@ impl DetachRun<'_> {
         replaced: Option<Flush>,
         (paths, below): (&[KnownPath], &[BlockDevice]),
         call: &mut CallContext,
-    ) -> Result<RemovedDevice> {
+    ) -> Result<Option<RemovedDevice>> {
+        let was_told_to_fail = self
+            .receipt
+            .map
+            .as_ref()
+            .is_some_and(|map| map.told_to_fail);
         let mut receipt = MapReceipt {
             name: map.name().to_owned(),
             uuid: map.uuid().to_owned(),
             node: map.disk().node(self.engine.roots()),
-            told_to_fail: false,
+            told_to_fail: was_told_to_fail,
             flush: None,
             gone: false,
         };
+        self.map_has_flush |= FailedFlush::of(self.engine.roots(), map.disk())?.is_marked();
         let policy = self.request.flush_policy;
         let checked = refuse_users_of_map(self.engine, map, below, policy, call.deadline);
         let done = checked.and_then(|not_looked_at| {
@@ -172,7 +182,7 @@ impl DetachRun<'_> {
                 call,
             )
         });
-        if receipt.told_to_fail {
+        if receipt.told_to_fail && !was_told_to_fail {
             let note = format!(
                 "the map {} queued with no path left and was told to fail its I/O",
                 receipt.name

@@ -71,9 +71,8 @@ pub struct DetachRequest {
 }
 
 impl DetachRequest {
-    /// A detach that fails rather than lose data, with one exception: if a multipath map queues
-    /// and has had no path for half of the deadline, the detach tells it to fail its I/O. What the
-    /// map queued is then lost, the detach fails, and its receipt says `told_to_fail`.
+    /// A detach that fails rather than lose data. If a multipath map queues its I/O and has no
+    /// path, the detach waits for one until the deadline, and the map keeps what it queued.
     pub fn new(target: impl Into<DetachTarget>) -> Self {
         Self {
             target: target.into(),
@@ -113,7 +112,9 @@ impl DetachRequest {
 
     /// Goes on where the device cannot be written back within half of the time, for a
     /// server or a target that is gone for good. **Unwritten data is lost.** A device in
-    /// use is still refused.
+    /// use is still refused. A multipath map that queues its I/O and has no path when half of the
+    /// time has passed is told to fail it: a process that this one cannot see
+    /// ([`not_looked_at`](crate::engine::Detachment::not_looked_at)) then loses its writes too.
     #[must_use]
     pub fn abandon_unwritten(mut self) -> Self {
         self.flush_policy = FlushPolicy::Abandon;

@@ -18,9 +18,9 @@ use crate::uevent::{self, Mode, Watch};
 /// What a caller does where a disk cannot be written back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum FlushPolicy {
-    /// It fails rather than lose data; only a map that queues with no path left is told to fail.
+    /// It fails rather than lose data.
     Require,
-    /// It goes on, and unwritten data is lost.
+    /// It goes on, and unwritten data is lost. A map that queues with no path is told to fail.
     Abandon,
 }
 

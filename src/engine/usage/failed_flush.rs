@@ -43,6 +43,11 @@ impl FailedFlush {
         Ok(self.note()?.and_then(|note| self.failure_in(note)))
     }
 
+    /// Whether a flush is under way, or has failed or ended unseen.
+    pub(in crate::engine) fn is_marked(&self) -> bool {
+        self.path.exists()
+    }
+
     fn failure_in(&self, note: Note) -> Option<String> {
         match note.under_way() {
             Some(errors) if UnitBehindDisk::read(&self.disk).failed_commands() == errors => None,

@@ -60,6 +60,7 @@ mod iscsi_tunables;
 mod iscsi_unanswered;
 mod iscsi_unusable;
 mod lab;
+mod map_without_path;
 mod mpath_container;
 mod mpath_defaults;
 mod mpath_map;

@@ -292,7 +292,7 @@ fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_pa
     sweep.conclude(&["multipath"]);
 }
 
-/// No path is left, so its flush waits until the map is told to fail.
+/// No path is left, so the detach waits until it tells the map to fail.
 fn abandon_a_map_that_queues(rig: &mut Rig, sweep: &mut KillSweep, step: &str) {
     let node = rig.attach().node;
     rig.data.compare(&node, step);

@@ -1,9 +1,8 @@
 //! Data of a map, and of a path beside its map, that a detach cannot write back.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,44 +19,6 @@ type Detached = Result<Detachment, DetachFailure>;
 
 fn writer(node: &Path) -> File {
     OpenOptions::new().write(true).open(node).unwrap()
-}
-
-#[test]
-fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_keeps_queueing() {
-    let engine = engine();
-    let (target, disks) = attached_paths(&engine);
-    let held = udevd::stopped();
-    let map = QueueingMap::over(&disks);
-    let node = map.node();
-    let mut writes = writer(&node);
-    writes.write_all(&vec![0x5a; 64 << 10]).unwrap();
-    map.set_paths(false);
-    // The map would be told to fail after half of this time.
-    let deadline = Deadline::after(Duration::from_secs(8));
-    let refused = engine.detach(DetachTarget::Device(node.clone()), deadline);
-    assert!(map.queues(), "it was told to fail: {refused:?}");
-    let failure = refused.unwrap_err();
-    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
-    let us = format!("open for writing in process {}", std::process::id());
-    assert!(failure.to_string().contains(&us), "{failure}");
-    assert_eq!(target.target.devices().len(), 2);
-    // A detach that does not see the writer learns from the kernel that the map is open.
-    let node = node.to_str().unwrap();
-    let mut unseen = Command::new("unshare")
-        .args(["--pid", "--fork", "--mount-proc", "lunbd"])
-        .args(["detach", node, "--json", "--timeout", "5s"])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // Its flush stays in the kernel for as long as the map queues.
-    let mut said = String::new();
-    let mut output = BufReader::new(unseen.stderr.take().unwrap());
-    output.read_line(&mut said).unwrap();
-    assert!(map.queues(), "it was told to fail: {said}");
-    assert!(said.contains("timed_out"), "{said}");
-    map.fail_if_no_path();
-    assert_eq!(unseen.wait().unwrap().code(), Some(6));
-    drop((writes, map, held));
 }
 
 /// Detaches the map.

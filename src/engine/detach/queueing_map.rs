@@ -1,0 +1,131 @@
+//! A multipath map that queues I/O and has no path. Writes to it, and its flush, wait until a
+//! path comes or until the map is told to fail its I/O.
+
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::call::CallContext;
+use crate::engine::detach::map_users::refuse_users_of_map;
+use crate::engine::detach::receipt::MapReceipt;
+use crate::engine::usage::claim::FlushPolicy;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::multipath::{self, Daemon, Map};
+use crate::uevent::Watch;
+
+/// The interval between two reads of a map's status while I/O waits for a path.
+pub(super) const MAP_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The wait of a detach for a path of the map.
+pub(super) struct PathWait<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) map: &'a Map,
+    pub(super) daemon: Option<&'a Daemon>,
+    pub(super) policy: FlushPolicy,
+    pub(super) deadline: Deadline,
+}
+
+impl PathWait<'_> {
+    /// Waits until the map has a path or fails its I/O. A flush that began before that would
+    /// stay in the kernel until a path comes, and this process could not end. Returns whether it
+    /// has waited: then another unit may answer at the path.
+    ///
+    /// # Errors
+    /// `TimedOut` at stage `flush`, and the map keeps what it queued; those of
+    /// [`fail_if_abandoned`](Self::fail_if_abandoned).
+    pub(super) fn until_io_ends(
+        &self,
+        watch: &mut Watch,
+        receipt: &mut MapReceipt,
+        call: &mut CallContext,
+    ) -> Result<bool> {
+        if !self.queues_without_path()? {
+            return Ok(false);
+        }
+        call.enter(Stage::Flush);
+        loop {
+            self.fail_if_abandoned(receipt)?;
+            // The kernel reports each path that comes back (`dm_path_uevent`).
+            watch.next(self.deadline.at_most(MAP_CHECK_INTERVAL));
+            if self.deadline.has_passed() {
+                return Err(self.timed_out());
+            }
+            if !self.queues_without_path()? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Tells the map to fail its I/O if the caller abandons unwritten data, half of the time has
+    /// passed and the map has no path.
+    ///
+    /// # Errors
+    /// `InUse`, which names the users of the map and of its partitions: their writes would fail
+    /// too. `TimedOut`, and those of [`refuse_users_of_map`].
+    pub(super) fn fail_if_abandoned(&self, receipt: &mut MapReceipt) -> Result<()> {
+        let (engine, map, deadline) = (self.engine, self.map, self.deadline);
+        let is_time = deadline.elapsed() >= deadline.remaining();
+        if self.policy == FlushPolicy::Require || !is_time || !self.queues_without_path()? {
+            return Ok(());
+        }
+        refuse_users_of_map(engine, map, &[], FlushPolicy::Abandon, deadline)?;
+        receipt.told_to_fail |= self.fail_queued_io()?;
+        Ok(())
+    }
+
+    /// A map whose state the kernel does not show, such as one with another table, counts as
+    /// one that does not queue.
+    fn queues_without_path(&self) -> Result<bool> {
+        match self.map.status(self.engine.roots(), self.deadline) {
+            Ok(status) => Ok(status.queues && status.active() == 0),
+            Err(error) if error.kind().is_timeout_or_cancel() => Err(error.at(Stage::Flush)),
+            Err(error) => {
+                tracing::debug!(%error, map = self.map.name(), "the map has no state");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Makes I/O that finds no path fail, now and, where multipathd answers, permanently.
+    /// Returns whether the kernel was told: it accepts no message while the map is
+    /// suspended.
+    fn fail_queued_io(&self) -> Result<bool> {
+        let (map, roots) = (self.map, self.engine.roots());
+        tracing::warn!(
+            map = map.name(),
+            "it queues with no path left: telling it to fail I/O"
+        );
+        // The kernel first: a process may open the map while a multipathd that hangs is asked.
+        let told = match multipath::fail_if_no_path(roots, map, self.deadline) {
+            // The map is suspended, or another process made it queue again: the caller
+            // retries.
+            Err(error) if error.kind() == ErrorKind::NotReady => {
+                tracing::debug!(%error, "the map is not set to fail I/O yet");
+                false
+            }
+            done => done.map(|()| true)?,
+        };
+        // A daemon that hangs, or has no such map at the moment, gets half of the time.
+        let limit = self.deadline.half();
+        if let Some(daemon) = self.daemon
+            && let Err(error) = daemon.disable_queueing(map.name(), limit)
+        {
+            tracing::debug!(%error, "multipathd does not disable queueing");
+        }
+        Ok(told)
+    }
+
+    fn timed_out(&self) -> Error {
+        let otherwise = match self.policy {
+            FlushPolicy::Require => ", or abandon unwritten data",
+            FlushPolicy::Abandon => "",
+        };
+        let what = format!(
+            "a path of the map {}, which queues its I/O without one and keeps it: bring a path \
+             back and detach again{otherwise}",
+            self.map.name()
+        );
+        let error = Error::timed_out(Stage::Flush, self.deadline, &what);
+        error.with_last_seen(self.map.describe())
+    }
+}

@@ -1,0 +1,207 @@
+//! A multipath map that queues I/O and has no path.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use lunbd::engine::{DetachFailure, Flush, StageObserver};
+use lunbd::error::Stage;
+use lunbd::{Deadline, DetachRequest, DetachTarget, Engine, ErrorKind};
+use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::direct::stored;
+use vm_tests::guest::dirty_path::{Target, WITHIN, attached_paths};
+use vm_tests::guest::queueing_map::QueueingMap;
+use vm_tests::guest::udevd;
+use vm_tests::guest::unwritten::closing;
+
+const LENGTH: usize = 64 << 10;
+
+/// Writes to the page cache of the map.
+fn write_to(node: &Path) -> File {
+    let mut file = OpenOptions::new().write(true).open(node).unwrap();
+    file.seek(SeekFrom::Start(WITHIN as u64)).unwrap();
+    file.write_all(&vec![0x5a; LENGTH]).unwrap();
+    file
+}
+
+/// A detach of the map that ends before a path is back.
+fn time_out(engine: &Engine, request: DetachRequest) -> DetachFailure {
+    let deadline = Deadline::after(Duration::from_secs(4));
+    let failure = engine.detach(request, deadline).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
+    assert!(!failure.receipt.safe_to_unmap);
+    let map = failure.receipt.map.as_ref();
+    assert!(
+        map.is_none_or(|map| !map.told_to_fail && !map.gone),
+        "{failure:?}"
+    );
+    failure
+}
+
+#[test]
+fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_keeps_queueing() {
+    let engine = engine();
+    let (target, disks) = attached_paths(&engine);
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    let node = map.node();
+    let writes = write_to(&node);
+    map.set_paths(false);
+    let deadline = Deadline::after(Duration::from_secs(8));
+    let refused = engine.detach(DetachTarget::Device(node.clone()), deadline);
+    assert!(map.queues(), "it was told to fail: {refused:?}");
+    let failure = refused.unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+    let us = format!("open for writing in process {}", std::process::id());
+    assert!(failure.to_string().contains(&us), "{failure}");
+    assert_eq!(target.target.devices().len(), 2);
+    // This detach does not see the writer.
+    let unseen = Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc", "lunbd"])
+        .args(["detach", node.to_str().unwrap(), "--timeout", "5s"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(unseen.stderr).unwrap();
+    assert!(map.queues(), "it was told to fail: {said}");
+    assert_eq!(unseen.status.code(), Some(6), "{said}");
+    assert!(said.contains("bring a path back"), "{said}");
+    map.fail_if_no_path();
+    drop((writes, map, held));
+}
+
+#[test]
+fn a_detach_keeps_what_a_map_queues_and_writes_it_once_a_path_is_back() {
+    let engine = engine();
+    let (target, disks) = attached_paths(&engine);
+    let held = udevd::stopped();
+    let map = Arc::new(QueueingMap::over(&disks));
+    let request = || DetachRequest::new(DetachTarget::Device(map.node()));
+    let writes = write_to(&map.node());
+    map.set_paths(false);
+    // The close waits in the kernel, and no process has the file any more.
+    let closer = closing(writes);
+    let failure = time_out(&engine, request());
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    assert!(
+        failure.to_string().contains("bring a path back"),
+        "{failure}"
+    );
+    assert!(map.queues() && !closer.is_finished());
+    assert_eq!(target.target.devices().len(), 2);
+    // No flush of it is left in the kernel, so its claim is not either.
+    let waiting = Mutex::new(Some((closer, held)));
+    let (again, is_stored) = (Arc::clone(&map), Arc::new(AtomicBool::new(false)));
+    let seen = Arc::clone(&is_stored);
+    let observer = StageObserver::new(move |stage| match stage {
+        Stage::Flush => {
+            let first = waiting.lock().unwrap().take();
+            if let Some((closer, held)) = first {
+                again.set_paths(true);
+                closer.join().unwrap();
+                drop(held);
+            }
+        }
+        Stage::RemoveMap => {
+            let is_stored = stored(&disks[1], WITHIN, LENGTH) == vec![0x5a; LENGTH];
+            seen.store(is_stored, Ordering::Relaxed);
+        }
+        _ => {}
+    });
+    let detachment = engine.detach(request().observe(observer), soon()).unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    assert_eq!(detachment.flush, Some(Flush::Done));
+    assert!(is_stored.load(Ordering::Relaxed));
+    assert_eq!(target.target.devices(), [] as [&str; 0]);
+}
+
+/// A map whose last path went during the flush of a detach: that flush waits in the kernel.
+struct FlushThatWaits {
+    map: Arc<QueueingMap>,
+    closer: JoinHandle<()>,
+    udevd: udevd::StoppedGuard,
+    target: Target,
+}
+
+impl FlushThatWaits {
+    fn begin(engine: &Engine) -> Self {
+        let (target, disks) = attached_paths(engine);
+        let udevd = udevd::stopped();
+        let map = Arc::new(QueueingMap::over(&disks));
+        let (lost, started) = (Arc::clone(&map), Arc::new(Mutex::new(None)));
+        let to_start = Arc::clone(&started);
+        let observer = StageObserver::new(move |stage| {
+            if stage == Stage::Flush {
+                let writes = write_to(&lost.node());
+                lost.set_paths(false);
+                to_start.lock().unwrap().get_or_insert(closing(writes));
+            }
+        });
+        let request = DetachRequest::new(DetachTarget::Device(map.node()));
+        let failure = time_out(engine, request.observe(observer));
+        assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+        assert!(failure.to_string().contains("to write back"), "{failure}");
+        let closer = started.lock().unwrap().take().unwrap();
+        Self {
+            map,
+            closer,
+            udevd,
+            target,
+        }
+    }
+
+    fn request(&self) -> DetachRequest {
+        DetachRequest::new(DetachTarget::Device(self.map.node()))
+    }
+}
+
+#[test]
+fn a_detach_waits_for_the_flush_of_an_earlier_one_that_waits_for_a_path() {
+    let engine = engine();
+    let earlier = FlushThatWaits::begin(&engine);
+    let failure = time_out(&engine, earlier.request());
+    let us = format!("process {}", std::process::id());
+    assert!(failure.to_string().contains(&us), "{failure}");
+    assert!(earlier.map.queues());
+    let request = earlier.request();
+    let waiting = Mutex::new(Some((earlier.closer, earlier.udevd)));
+    let map = Arc::clone(&earlier.map);
+    let passes = AtomicUsize::new(0);
+    let observer = StageObserver::new(move |stage| {
+        // The second pass comes after the first has seen the flush.
+        if stage == Stage::Resolve && passes.fetch_add(1, Ordering::Relaxed) == 1 {
+            let (closer, udevd) = waiting.lock().unwrap().take().unwrap();
+            map.set_paths(true);
+            closer.join().unwrap();
+            drop(udevd);
+        }
+    });
+    let detachment = engine.detach(request.observe(observer), soon()).unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    drop(earlier.target);
+}
+
+#[test]
+fn a_caller_that_abandons_unwritten_data_ends_an_earlier_flush_that_waits_for_a_path() {
+    let engine = engine();
+    let earlier = FlushThatWaits::begin(&engine);
+    let request = earlier.request().abandon_unwritten();
+    let waiting = Mutex::new(Some(earlier.udevd));
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::RemoveMap {
+            drop(waiting.lock().unwrap().take());
+        }
+    });
+    let limit = Deadline::after(Duration::from_secs(20));
+    let detachment = engine.detach(request.observe(observer), limit).unwrap();
+    assert!(!detachment.safe_to_unmap, "{detachment:?}");
+    let map = detachment.receipt.unwrap().map.unwrap();
+    assert!(map.told_to_fail && map.gone, "{map:?}");
+    assert!(matches!(map.flush, Some(Flush::Abandoned(_))), "{map:?}");
+    earlier.closer.join().unwrap();
+    drop((earlier.map, earlier.target));
+}
