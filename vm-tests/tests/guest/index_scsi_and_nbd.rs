@@ -166,11 +166,11 @@ fn tell_calls(kind: &str, alone: [u64; 2], others: u32, beside: [u64; 2]) {
     ));
 }
 
-/// Of an attach and of a detach each.
+/// Each call takes at most this number of system calls.
 #[track_caller]
-fn require_at_most(limit: u64, alone: [u64; 2]) {
-    let is_within = alone.iter().all(|calls| *calls <= limit);
-    assert!(is_within, "{alone:?} system calls, {limit} allowed");
+fn require_at_most(limit: u64, each: &[u64]) {
+    let is_within = each.iter().all(|calls| *calls <= limit);
+    assert!(is_within, "{each:?} system calls, {limit} allowed");
 }
 
 #[track_caller]
@@ -205,7 +205,8 @@ fn an_nbd_attach_takes_no_more_calls_beside_40_others_and_a_detach_two_for_each_
         engine.detach(other(number), soon()).unwrap();
     }
     tell_calls("NBD", alone, OTHERS, beside);
-    require_at_most(400, alone);
+    // The detach takes a few calls for each process of the machine.
+    require_at_most(400, &alone[..1]);
     is_flat(alone[0], beside[0]);
     // The server runs in this machine. The search for users asks about each descriptor that a
     // process has open, and about each thread, whose table of descriptors may be its own.
@@ -228,7 +229,7 @@ fn a_scsi_attach_takes_as_many_system_calls_beside_40_others_as_alone_and_a_deta
     }
     let beside = calls_of(&engine, &one);
     tell_calls("SCSI", alone, OTHERS, beside);
-    require_at_most(600, alone);
+    require_at_most(600, &alone);
     is_flat(alone[0], beside[0]);
     // A detach reads a page of each other disk before it claims that no path is left.
     is_flat(alone[1] + 3 * u64::from(OTHERS), beside[1]);
