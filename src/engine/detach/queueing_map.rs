@@ -8,8 +8,9 @@ use crate::engine::Engine;
 use crate::engine::call::CallContext;
 use crate::engine::detach::map_users::refuse_users_of_map;
 use crate::engine::detach::receipt::MapReceipt;
-use crate::engine::usage::claim::FlushPolicy;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk};
+use crate::error::{Error, ErrorKind, Holder, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::{self, Daemon, Map};
 use crate::uevent::Watch;
 
@@ -44,7 +45,7 @@ impl PathWait<'_> {
         }
         call.enter(Stage::Flush);
         loop {
-            self.fail_if_abandoned(receipt)?;
+            self.fail_if_abandoned(watch, receipt)?;
             // The kernel reports each path that comes back (`dm_path_uevent`).
             watch.next(self.deadline.at_most(MAP_CHECK_INTERVAL));
             if self.deadline.has_passed() {
@@ -61,16 +62,42 @@ impl PathWait<'_> {
     ///
     /// # Errors
     /// `InUse`, which names the users of the map and of its partitions: their writes would fail
-    /// too. `TimedOut`, and those of [`refuse_users_of_map`].
-    pub(super) fn fail_if_abandoned(&self, receipt: &mut MapReceipt) -> Result<()> {
+    /// too. `TimedOut`, and those of [`refuse_users_of_map`] and [`claim_disk`].
+    pub(super) fn fail_if_abandoned(
+        &self,
+        watch: &mut Watch,
+        receipt: &mut MapReceipt,
+    ) -> Result<()> {
         let (engine, map, deadline) = (self.engine, self.map, self.deadline);
         let is_time = deadline.elapsed() >= deadline.remaining();
         if self.policy == FlushPolicy::Require || !is_time || !self.queues_without_path()? {
             return Ok(());
         }
+        let _claims = self.claim(watch)?;
         refuse_users_of_map(engine, map, &[], FlushPolicy::Abandon, deadline)?;
         receipt.told_to_fail |= self.fail_queued_io()?;
         Ok(())
+    }
+
+    /// Claims the maps of the map's partitions, which hold the map, or else the map itself. Only
+    /// a claim finds a file system that `umount --lazy` has taken off every list of mounts.
+    fn claim(&self, watch: &mut Watch) -> Result<Vec<Claim>> {
+        let parts = self.map.partition_maps()?;
+        let mut disks: Vec<&BlockDevice> = parts.iter().map(Map::disk).collect();
+        if disks.is_empty() {
+            disks.push(self.map.disk());
+        }
+        let mut claims = Vec::new();
+        for disk in disks {
+            let policy = FlushPolicy::Abandon;
+            match claim_disk(self.engine, disk, policy, watch, self.deadline) {
+                Ok(claim) => claims.push(claim),
+                // A flush of this process has the claim, beside processes that probe the map.
+                Err(error) if error.holders().iter().any(Holder::is_own_flush) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(claims)
     }
 
     /// A map whose state the kernel does not show, such as one with another table, counts as
@@ -78,7 +105,7 @@ impl PathWait<'_> {
     fn queues_without_path(&self) -> Result<bool> {
         match self.map.status(self.engine.roots(), self.deadline) {
             Ok(status) => Ok(status.queues && status.active() == 0),
-            Err(error) if error.kind().is_timeout_or_cancel() => Err(error.at(Stage::Flush)),
+            Err(error) if error.kind().is_timeout_or_cancel() => Err(error),
             Err(error) => {
                 tracing::debug!(%error, map = self.map.name(), "the map has no state");
                 Ok(false)

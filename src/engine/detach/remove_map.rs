@@ -20,7 +20,7 @@ use crate::uevent::{self, RemovedDevice, Watch};
 /// Returns `None`, and has removed nothing, where it waited for a path: the caller identifies
 /// the paths again.
 ///
-/// The caller has checked its users with [`refuse_users_of_map`]. Where `replaced` is
+/// The caller has checked its users. Where `replaced` is
 /// given, another unit answers below the map: nothing is written there.
 ///
 /// # Errors
@@ -56,7 +56,7 @@ pub(super) fn remove_map(
         Ok(replaced)
     } else {
         call.enter(Stage::Flush);
-        write_map_back(engine, map, &claim, &path_wait, receipt, deadline)
+        write_map_back(&path_wait, &claim, watch, receipt)
     };
     let flushed = match flushed {
         Err(error) if abandon => Flush::Abandoned(error.to_string()),
@@ -69,7 +69,7 @@ pub(super) fn remove_map(
     call.enter(Stage::RemoveMap);
     let removed = delete_map(engine, map, daemon, watch, deadline);
     if matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse)
-        && let Err(error) = path_wait.fail_if_abandoned(receipt)
+        && let Err(error) = path_wait.fail_if_abandoned(watch, receipt)
     {
         // The removal's error says more.
         tracing::debug!(%error, "cannot end the I/O of the processes that probe the map");
@@ -122,13 +122,12 @@ fn remove_partition_maps(
 /// Flushes under the claim. If the last path goes during the flush, the flush stays in the
 /// kernel after the deadline, unless the caller abandons unwritten data.
 fn write_map_back(
-    engine: &Engine,
-    map: &Map,
-    claim: &Claim,
     path_wait: &PathWait<'_>,
+    claim: &Claim,
+    watch: &mut Watch,
     receipt: &mut MapReceipt,
-    deadline: Deadline,
 ) -> Result<Flush> {
+    let (engine, map, deadline) = (path_wait.engine, path_wait.map, path_wait.deadline);
     let Claim::Held(file) = claim else {
         return write_back(engine, claim, map.disk(), FlushPolicy::Require, deadline);
     };
@@ -148,7 +147,7 @@ fn write_map_back(
             let error = Error::timed_out(Stage::Flush, deadline, &what);
             return Err(error.with_last_seen(map.describe()));
         }
-        path_wait.fail_if_abandoned(receipt)?;
+        path_wait.fail_if_abandoned(watch, receipt)?;
     }
 }
 

@@ -167,7 +167,10 @@ impl DetachRun<'_> {
             flush: None,
             gone: false,
         };
-        self.map_has_flush |= FailedFlush::of(self.engine.roots(), map.disk())?.is_marked();
+        for flushed in map.partition_maps()?.iter().chain([map]) {
+            let roots = self.engine.roots();
+            self.map_has_flush |= FailedFlush::is_under_way(roots, flushed.disk())?;
+        }
         let policy = self.request.flush_policy;
         let checked = refuse_users_of_map(self.engine, map, below, policy, call.deadline);
         let done = checked.and_then(|not_looked_at| {

@@ -37,7 +37,7 @@ pub(in crate::engine) struct DetachRun<'a> {
     /// A path did not answer a request of this detach in time. That request releases the
     /// device when it returns.
     pub(in crate::engine) timed_out: bool,
-    /// An earlier flush of the map may be under way.
+    /// An earlier flush of the map, or of a map of its partitions, may be under way.
     pub(in crate::engine) map_has_flush: bool,
     /// A device was refused as in use, and no holder was visible afterwards.
     pub(in crate::engine) holder_vanished: bool,

@@ -43,9 +43,10 @@ impl FailedFlush {
         Ok(self.note()?.and_then(|note| self.failure_in(note)))
     }
 
-    /// Whether a flush is under way, or has failed or ended unseen.
-    pub(in crate::engine) fn is_marked(&self) -> bool {
-        self.path.exists()
+    /// Whether a flush of the disk is under way, or its process ended in it.
+    pub(in crate::engine) fn is_under_way(roots: &Roots, disk: &BlockDevice) -> Result<bool> {
+        let note = Self::of(roots, disk)?.note()?;
+        Ok(note.is_some_and(|note| note.under_way().is_some() || note.why == UNCOUNTED))
     }
 
     fn failure_in(&self, note: Note) -> Option<String> {

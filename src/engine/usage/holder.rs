@@ -25,7 +25,7 @@ impl Holder {
 
     /// Whether it is this process, or a `lunbd` command, and does not write: a flush that
     /// hangs has the disk open until the kernel returns.
-    pub(super) fn is_own_flush(&self) -> bool {
+    pub(in crate::engine) fn is_own_flush(&self) -> bool {
         match self {
             Self::Open {
                 pid,

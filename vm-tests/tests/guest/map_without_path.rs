@@ -1,6 +1,6 @@
 //! A multipath map that queues I/O and has no path.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::Command;
@@ -16,8 +16,8 @@ use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::direct::stored;
 use vm_tests::guest::dirty_path::{Target, WITHIN, attached_paths};
 use vm_tests::guest::queueing_map::QueueingMap;
-use vm_tests::guest::udevd;
 use vm_tests::guest::unwritten::closing;
+use vm_tests::guest::{self, udevd};
 
 const LENGTH: usize = 64 << 10;
 
@@ -204,4 +204,30 @@ fn a_caller_that_abandons_unwritten_data_ends_an_earlier_flush_that_waits_for_a_
     assert!(matches!(map.flush, Some(Flush::Abandoned(_))), "{map:?}");
     earlier.closer.join().unwrap();
     drop((earlier.map, earlier.target));
+}
+
+#[test]
+fn a_map_with_a_file_system_that_no_list_of_mounts_has_is_not_told_to_fail() {
+    let engine = engine();
+    let (target, disks) = attached_paths(&engine);
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    let node = map.node();
+    let node = node.to_str().unwrap();
+    guest::run(&["mkfs.ext4", "-q", "-F", node]);
+    let place = "/tmp/lazy";
+    fs::create_dir_all(place).unwrap();
+    guest::run(&["mount", node, place]);
+    let open = File::create(format!("{place}/file")).unwrap();
+    guest::run(&["umount", "--lazy", place]);
+    map.set_paths(false);
+    let abandon = DetachRequest::new(DetachTarget::Device(map.node())).abandon_unwritten();
+    let deadline = Deadline::after(Duration::from_secs(8));
+    let failure = engine.detach(abandon, deadline).unwrap_err();
+    assert!(map.queues(), "it was told to fail: {failure}");
+    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+    map.set_paths(true);
+    drop((open, held));
+    fs::remove_dir(place).unwrap();
+    drop((map, target));
 }
