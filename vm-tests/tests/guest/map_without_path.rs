@@ -232,7 +232,5 @@ fn a_map_with_a_file_system_that_no_list_of_mounts_has_is_not_told_to_fail() {
     let failure = detached.unwrap_err();
     assert!(queues, "it was told to fail: {failure}");
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
-    let holder = "claimed exclusively by a process that /proc does not show";
-    assert!(failure.to_string().contains(holder), "{failure}");
     drop((map, target));
 }
