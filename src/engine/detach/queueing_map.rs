@@ -9,8 +9,10 @@ use crate::engine::call::CallContext;
 use crate::engine::detach::map_users::refuse_users_of_map;
 use crate::engine::detach::receipt::MapReceipt;
 use crate::engine::usage::claim::{Claim, FlushPolicy, claim_disk};
+use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Holder, Result, Stage};
 use crate::kernel::blockdev::BlockDevice;
+use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
 use crate::uevent::Watch;
 
@@ -32,9 +34,10 @@ impl PathWait<'_> {
     /// has waited: then another unit may answer at the path.
     ///
     /// # Errors
-    /// `TimedOut` at stage `flush`, and the map keeps what it queued; those of
-    /// [`fail_if_abandoned`](Self::fail_if_abandoned).
-    pub(super) fn until_io_ends(
+    /// `TimedOut` at stage `flush`, and the map keeps what it queued; `TimedOut` at stage `map` if
+    /// the kernel does not show the state of the map in time; those of
+    /// [`tell_to_fail_if_abandoned`](Self::tell_to_fail_if_abandoned).
+    pub(super) fn wait_for_path(
         &self,
         watch: &mut Watch,
         receipt: &mut MapReceipt,
@@ -45,7 +48,7 @@ impl PathWait<'_> {
         }
         call.enter(Stage::Flush);
         loop {
-            self.fail_if_abandoned(watch, receipt)?;
+            self.tell_to_fail_if_abandoned(watch, receipt)?;
             // The kernel reports each path that comes back (`dm_path_uevent`).
             watch.next(self.deadline.at_most(MAP_CHECK_INTERVAL));
             if self.deadline.has_passed() {
@@ -63,7 +66,7 @@ impl PathWait<'_> {
     /// # Errors
     /// `InUse`, which names the users of the map and of its partitions: their writes would fail
     /// too. `TimedOut`, and those of [`refuse_users_of_map`] and [`claim_disk`].
-    pub(super) fn fail_if_abandoned(
+    pub(super) fn tell_to_fail_if_abandoned(
         &self,
         watch: &mut Watch,
         receipt: &mut MapReceipt,
@@ -73,10 +76,22 @@ impl PathWait<'_> {
         if self.policy == FlushPolicy::Require || !is_time || !self.queues_without_path()? {
             return Ok(());
         }
-        let _claims = self.claim(watch)?;
-        refuse_users_of_map(engine, map, &[], FlushPolicy::Abandon, deadline)?;
-        receipt.told_to_fail |= self.fail_queued_io()?;
-        Ok(())
+        let claims = self.claim(watch)?;
+        let told = refuse_users_of_map(engine, map, &[], FlushPolicy::Abandon, deadline)
+            .and_then(|_| self.fail_queued_io());
+        receipt.told_to_fail |= matches!(told, Ok(true));
+        // The last close of a device writes its pages back, and waits while the map queues.
+        worker::run(
+            Stage::Claim,
+            &format!("the claim of {map} to end"),
+            deadline,
+            || map.describe(),
+            move || {
+                drop(claims);
+                Ok(())
+            },
+        )?;
+        told.map(|_| ())
     }
 
     /// Claims the maps of the map's partitions, which hold the map, or else the map itself. Only
@@ -89,11 +104,13 @@ impl PathWait<'_> {
         }
         let mut claims = Vec::new();
         for disk in disks {
-            let policy = FlushPolicy::Abandon;
+            let policy = FlushPolicy::Require;
             match claim_disk(self.engine, disk, policy, watch, self.deadline) {
                 Ok(claim) => claims.push(claim),
                 // A flush of this process has the claim, beside processes that probe the map.
-                Err(error) if error.holders().iter().any(Holder::is_own_flush) => {}
+                Err(error)
+                    if error.holders().iter().any(Holder::is_own_flush)
+                        && FailedFlush::is_under_way(self.engine.roots(), disk)? => {}
                 Err(error) => return Err(error),
             }
         }
@@ -148,8 +165,8 @@ impl PathWait<'_> {
             FlushPolicy::Abandon => "",
         };
         let what = format!(
-            "a path of the map {}, which queues its I/O without one and keeps it: bring a path \
-             back and detach again{otherwise}",
+            "a path of the map {}, which queues its I/O and has none: bring a path back and \
+             detach again{otherwise}",
             self.map.name()
         );
         let error = Error::timed_out(Stage::Flush, self.deadline, &what);

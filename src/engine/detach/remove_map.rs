@@ -46,7 +46,7 @@ pub(super) fn remove_map(
         policy,
         deadline,
     };
-    if replaced.is_none() && path_wait.until_io_ends(watch, receipt, call)? {
+    if replaced.is_none() && path_wait.wait_for_path(watch, receipt, call)? {
         return Ok(None);
     }
     remove_partition_maps(engine, map, partition_policy, watch, receipt, call)?;
@@ -69,7 +69,7 @@ pub(super) fn remove_map(
     call.enter(Stage::RemoveMap);
     let removed = delete_map(engine, map, daemon, watch, deadline);
     if matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse)
-        && let Err(error) = path_wait.fail_if_abandoned(watch, receipt)
+        && let Err(error) = path_wait.tell_to_fail_if_abandoned(watch, receipt)
     {
         // The removal's error says more.
         tracing::debug!(%error, "cannot end the I/O of the processes that probe the map");
@@ -147,7 +147,7 @@ fn write_map_back(
             let error = Error::timed_out(Stage::Flush, deadline, &what);
             return Err(error.with_last_seen(map.describe()));
         }
-        path_wait.fail_if_abandoned(watch, receipt)?;
+        path_wait.tell_to_fail_if_abandoned(watch, receipt)?;
     }
 }
 

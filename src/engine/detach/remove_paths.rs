@@ -169,7 +169,7 @@ impl DetachRun<'_> {
         };
         for flushed in map.partition_maps()?.iter().chain([map]) {
             let roots = self.engine.roots();
-            self.map_has_flush |= FailedFlush::is_under_way(roots, flushed.disk())?;
+            self.map_may_have_flush |= FailedFlush::is_under_way(roots, flushed.disk())?;
         }
         let policy = self.request.flush_policy;
         let checked = refuse_users_of_map(self.engine, map, below, policy, call.deadline);

@@ -38,7 +38,7 @@ pub(in crate::engine) struct DetachRun<'a> {
     /// device when it returns.
     pub(in crate::engine) timed_out: bool,
     /// An earlier flush of the map, or of a map of its partitions, may be under way.
-    pub(in crate::engine) map_has_flush: bool,
+    pub(in crate::engine) map_may_have_flush: bool,
     /// A device was refused as in use, and no holder was visible afterwards.
     pub(in crate::engine) holder_vanished: bool,
     /// The paths at which another unit has answered, with the names of that unit.

@@ -84,7 +84,7 @@ fn detach_present(
         first_paths: Vec::new(),
         lookalikes: Vec::new(),
         timed_out: false,
-        map_has_flush: false,
+        map_may_have_flush: false,
         holder_vanished: false,
         replaced: Vec::new(),
     };

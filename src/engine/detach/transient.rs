@@ -54,7 +54,7 @@ impl DetachRun<'_> {
         if let Some(map) = self.map_of(&paths)? {
             let below = map.paths()?;
             // A flush of this process that waits in the map ends when the map has a path.
-            let policy = if self.map_has_flush {
+            let policy = if self.map_may_have_flush {
                 FlushPolicy::Abandon
             } else {
                 self.request.flush_policy

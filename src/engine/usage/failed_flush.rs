@@ -46,7 +46,10 @@ impl FailedFlush {
     /// Whether a flush of the disk is under way, or its process ended in it.
     pub(in crate::engine) fn is_under_way(roots: &Roots, disk: &BlockDevice) -> Result<bool> {
         let note = Self::of(roots, disk)?.note()?;
-        Ok(note.is_some_and(|note| note.under_way().is_some() || note.why == UNCOUNTED))
+        let may_go_on = |note: Note| {
+            note.under_way().is_some() || [UNCOUNTED, UNSEEN].contains(&note.why.as_str())
+        };
+        Ok(note.is_some_and(may_go_on))
     }
 
     fn failure_in(&self, note: Note) -> Option<String> {

@@ -38,7 +38,7 @@ pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest)
         first_paths: Vec::new(),
         lookalikes: Vec::new(),
         timed_out: false,
-        map_has_flush: false,
+        map_may_have_flush: false,
         holder_vanished: false,
         replaced: Vec::new(),
     }
