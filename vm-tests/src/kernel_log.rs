@@ -9,16 +9,18 @@ const SIGNS: &[&str] = &[
     "WARNING: ",
     "BUG: ",
     // SLUB's message, which continues with the cache's name.
-    "BUG kmalloc",
+    "] BUG ",
     "Objects remaining in ",
-    // RCU's message.
+    // RCU's messages.
     "detected stall",
+    "detected expedited stalls",
+    "hard LOCKUP",
     "kernel BUG at ",
     "Oops: ",
     "Kernel panic",
     "general protection fault",
-    // A hung task.
-    "blocked for more than",
+    // A hung task, which since Linux 7.1 may be "blocked in I/O wait for more than".
+    "INFO: task ",
     // lockdep's message, where a kernel does not call it a warning.
     "INFO: possible ",
     // sysfs: a name that exists twice.
@@ -64,13 +66,17 @@ mod tests {
             "[   10.1] WARNING: possible circular locking dependency detected",
             "[   10.1] INFO: possible recursive locking detected",
             "[   10.1] INFO: task nbd:12 blocked for more than 120 seconds.",
+            "[   10.1] INFO: task nbd:12 blocked in I/O wait for more than 122 seconds.",
             "[   10.1] sysfs: cannot create duplicate filename '/devices/virtual/bdi/43:0'",
             "[   10.1] BUG: kernel NULL pointer dereference, address: 0000000000000008",
             "[   10.1] watchdog: BUG: soft lockup - CPU#0 stuck for 22s!",
             "[   10.1] block nbd0: Wrong magic (0x6f6e6d6c)",
             "[   10.1] block nbd0: Unexpected reply from different sock 1 (expected 0)",
             "[   10.1] BUG kmalloc-64 (Not tainted): Right Redzone overwritten",
+            "[   10.1] BUG bio-0 (Not tainted): Poison overwritten",
             "[   10.1] rcu: INFO: rcu_preempt self-detected stall on CPU",
+            "[   10.1] rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 1-... }",
+            "[   10.1] watchdog: Watchdog detected hard LOCKUP on cpu 1",
             "[   10.1] Oops: 0000 [#1] PREEMPT SMP",
             "[   10.1] Kernel panic - not syncing: Fatal exception",
         ];

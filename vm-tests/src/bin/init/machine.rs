@@ -50,6 +50,13 @@ pub(crate) fn set_up(modules: &[String]) -> Result<()> {
     ask_udevd(&["udevadm", "control", "--ping"])
 }
 
+/// Has the kernel warn again of what it warns of once: the warning of one test must not hide
+/// that of a later one.
+pub(crate) fn clear_warn_once() -> Result<()> {
+    let path = "/sys/kernel/debug/clear_warn_once";
+    fs::write(path, "1").context(path)
+}
+
 /// Runs `udevadm`, up to [`TRIES`] times.
 pub(crate) fn ask_udevd(words: &[&str]) -> Result<()> {
     let mut asked = Ok(());

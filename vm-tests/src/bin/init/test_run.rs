@@ -53,6 +53,7 @@ pub(crate) fn run(
         let _absent_mostly = fs::remove_file(file);
     }
     remove_files_of_earlier_tests();
+    machine::clear_warn_once()?;
     let output_path = format!("{STATE_DIR}/output");
     let output = File::create(&output_path).context("the output file")?;
 

@@ -7,15 +7,15 @@ use std::process::ChildStdout;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use vm_tests::job::{BOOT_LIMIT_SECS, Job, Report};
+use anyhow::{Context, Result};
+use vm_tests::job::{BOOT_LIMIT_SECS, Job, Report, TestCase};
 use vm_tests::kernel_log::alarms;
 
 use crate::accel::Accel;
 use crate::cost::Cost;
 use crate::emulator::Emulator;
 use crate::guest_root::Root;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Series};
 use crate::newc::Newc;
 use crate::programs::Programs;
 use crate::qemu::{Console, Machine};
@@ -79,16 +79,18 @@ impl Ended {
         console_shows_panic(&self.console)
     }
 
-    /// Whether [`own_patch`] explains the death.
-    pub(crate) fn died_of_its_own_patch(&self) -> bool {
-        own_patch::killed(&self.console)
+    /// Whether [`own_patch`] explains the death, and the console shows no defect before it.
+    pub(crate) fn died_of_its_own_patch_alone(&self, series: Series) -> bool {
+        own_patch::console_before_death(&self.console)
+            .is_some_and(|before| !shows_defect(series, before))
     }
 }
 
 /// Boots, does `job`, and passes on every report as it arrives, with the processor time of the
 /// machine since the test that it is about began. A boot that does not reach its
 /// marker is tried again, because no test has run yet, and a busy host may have been too slow.
-/// A kernel that reports a defect is the result, and has no other try.
+/// A kernel that reports a defect is the result, and has no other try. Without a `boot_time`
+/// in the result, no try reached its marker.
 pub(crate) fn boot(
     setup: &Setup<'_>,
     job: &Job,
@@ -106,12 +108,13 @@ pub(crate) fn boot(
     for number in 1..ATTEMPTS {
         let mut ended = attempt(setup, &initrd, verbosity, resets, &mut on_report)?;
         cost += ended.cost;
-        if ended.boot_time.is_some() || shows_defect(setup, &ended.console) {
+        if ended.boot_time.is_some() || shows_defect(series, &ended.console) {
             (ended.attempts, ended.cost) = (number, cost);
             return Ok(ended);
         }
         eprintln!("the guest did not come up ({}); trying again", ended.why);
-        let name = format!("{series}-boot-attempt-{number}");
+        let first = job.tests.first().map_or("story".to_owned(), TestCase::id);
+        let name = format!("{series}-{first}-boot-attempt-{number}");
         let console = setup.run_dir.keep_log(&name, &ended.console)?;
         eprintln!("     log: {}", console.display());
         verbosity = Console::Verbose;
@@ -119,13 +122,6 @@ pub(crate) fn boot(
     let mut last = attempt(setup, &initrd, verbosity, resets, &mut on_report)?;
     cost += last.cost;
     (last.attempts, last.cost) = (ATTEMPTS, cost);
-    if last.boot_time.is_none() {
-        bail!(
-            "kernel {series} does not boot: {}\n{}",
-            last.why,
-            last.console
-        );
-    }
     Ok(last)
 }
 
@@ -172,7 +168,7 @@ fn attempt(
                 match &report {
                     Report::Booted { .. } => {
                         // A panic of the kernel resets the machine, as such a test does.
-                        if shows_defect(setup, &read_console(&console)?) {
+                        if shows_defect(setup.kernel.series, &read_console(&console)?) {
                             "the kernel warned or died before this boot ended"
                                 .clone_into(&mut ended.why);
                             break;
@@ -228,9 +224,9 @@ fn read_console(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&console).replace('\r', ""))
 }
 
-fn shows_defect(setup: &Setup<'_>, console: &str) -> bool {
+fn shows_defect(series: Series, console: &str) -> bool {
     let alarms: Vec<String> = alarms(console).collect();
-    !harmless::defects(setup.kernel.series, &alarms).is_empty()
+    !harmless::defects(series, &alarms).is_empty()
 }
 
 /// Reads the reports on a separate thread, so that a wait for one can have a deadline.

@@ -6,12 +6,13 @@
 //! Its memory has the new instruction there. If memory has an `int3` instead, the kernel has
 //! jumped to a place without an instruction, and that is a defect.
 
-/// Whether the console's first oops is of that kind. Later oopses follow from the first.
-pub(crate) fn killed(console: &str) -> bool {
-    console
-        .split_once("int3: 0000 [#1]")
-        .and_then(|(_, oops)| oops.lines().find_map(|line| line.split_once("Code: ")))
-        .is_some_and(|(_, code)| shows_what_a_kernel_writes(code))
+/// The console before its first oops, if that is of that kind. Later oopses follow from the
+/// first.
+pub(crate) fn console_before_death(console: &str) -> Option<&str> {
+    let (before, oops) = console.split_once("int3: 0000 [#1]")?;
+    let (_, code) = oops.lines().find_map(|line| line.split_once("Code: "))?;
+    let before = before.rsplit_once('\n').map_or("", |(before, _)| before);
+    shows_what_a_kernel_writes(code).then_some(before)
 }
 
 /// In `48 89 df e9 <05> 00 00 00 c3` the marked byte follows the `int3`, so the byte before it
@@ -41,6 +42,18 @@ mod tests {
             "[ 36.7] {oops}\n[ 36.7] CPU: 1 PID: 77 Comm: iscsid\n[ 36.7] Code: {code}\n\
              [ 36.7] RSP: 0018:ffffb1\n"
         )
+    }
+
+    fn killed(console: &str) -> bool {
+        console_before_death(console).is_some()
+    }
+
+    #[test]
+    fn what_the_kernel_told_before_its_death_has_no_line_of_the_oops() {
+        let oops = console("Oops: int3: 0000 [#1] SMP", "48 89 df e9 <05> 00 00 00 c3");
+        let told = "[ 36.6] INFO: task a:1 blocked for more than 120 seconds.";
+        assert_eq!(console_before_death(&format!("{told}\n{oops}")), Some(told));
+        assert_eq!(console_before_death(&oops), Some(""));
     }
 
     #[test]

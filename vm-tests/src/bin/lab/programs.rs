@@ -245,8 +245,10 @@ fn archive(run_dir: &RunDir, name: &str, files: &[(String, &PathBuf)]) -> Result
 /// them, and the guest unpacks every byte.
 fn stripped(executable: &Path) -> Result<Vec<u8>> {
     let small = executable.with_extension("stripped");
-    let newer = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    if newer(&small) < newer(executable) {
+    let modified = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified());
+    let built = modified(executable).with_context(|| executable.display().to_string())?;
+    // cargo may bring back an older build under the same name, so the copy has its build's time.
+    if modified(&small).ok() != Some(built) {
         // Write beside it and rename: two runs may share a target directory.
         let unfinished = executable.with_extension(format!("stripped-{}", std::process::id()));
         let mut strip = Command::new("strip");
@@ -258,6 +260,10 @@ fn stripped(executable: &Path) -> Result<Vec<u8>> {
         if !strip.status().context("strip (binutils)")?.success() {
             bail!("strip {}", executable.display());
         }
+        File::options()
+            .write(true)
+            .open(&unfinished)?
+            .set_modified(built)?;
         fs::rename(&unfinished, &small)?;
     }
     fs::read(&small).with_context(|| small.display().to_string())

@@ -250,14 +250,16 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
             ended.why, ended.console
         );
         let log = setup.run_dir.keep_log(&format!("{series}-{id}"), &log)?;
-        let is_the_emulators = setup.accel != Accel::Kvm && ended.died_of_its_own_patch();
+        let is_the_emulators =
+            setup.accel != Accel::Kvm && ended.died_of_its_own_patch_alone(series);
         if is_the_emulators && lock(summary).may_run_again(series, &id, &log) {
             continue;
         }
         if ended.boot_time.is_none() {
             let log = log.display();
             lock(summary).add_broken(format!(
-                "{series}: the kernel reports a defect while it boots; log: {log}"
+                "{series}: the kernel does not come up: {}; log: {log}",
+                ended.why
             ));
             break;
         }
@@ -364,6 +366,9 @@ fn judged(outcome: Outcome, known_skip: Option<&str>, defects: &[&str]) -> Outco
         (Outcome::Passed, Some(_)) => {
             Some("it passed, though vm-tests/expected-skips lists it".to_owned())
         }
+        (Outcome::Skipped(why), Some(listed)) if why != listed => Some(format!(
+            "it skipped with the reason {why:?}, and vm-tests/expected-skips has {listed:?}"
+        )),
         (Outcome::Failed(why), _) => Some(why.clone()),
         _ => None,
     };
@@ -418,6 +423,7 @@ mod tests {
         assert!(failed(judged(Outcome::Passed, None, &warning)));
         assert!(failed(judged(Outcome::Passed, Some("old"), &[])));
         assert_eq!(judged(skip(), Some("old"), &[]), skip());
+        assert!(failed(judged(skip(), Some("another reason"), &[])));
         assert!(failed(judged(skip(), Some("old"), &warning)));
         let both = judged(Outcome::Failed("panicked".into()), None, &warning);
         let Outcome::Failed(why) = both else {
