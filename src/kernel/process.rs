@@ -17,7 +17,7 @@ use super::{Roots, namespace, sysfs, user_namespace};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use descriptors::{DescriptorTables, has_gone, unless_denied, writes};
-use kernel_threads::KernelThreads;
+use kernel_threads::{KernelThreads, is_kernel_thread};
 pub use opener::{Means, Opener};
 use without_descriptor::Process;
 
@@ -76,7 +76,9 @@ pub(crate) fn running_items(roots: &Roots, queues: &[String]) -> Result<Option<u
         let item = name.split_once('+');
         item.is_some_and(|(_, queue)| queues.iter().any(|known| known == queue))
     };
-    let runs = |pid: &u32| name(*pid).is_some_and(runs_one);
+    // A program can give itself such a name.
+    let is_thread = |pid: u32| is_kernel_thread(&roots.proc.join(pid.to_string()));
+    let runs = |pid: &u32| name(*pid).is_some_and(runs_one) && is_thread(*pid);
     Ok(Some(pids(roots)?.iter().filter(|pid| runs(pid)).count()))
 }
 
@@ -289,6 +291,13 @@ mod tests {
             let process = roots.proc.join(pid.to_string());
             fs::create_dir_all(&process).unwrap();
             fs::write(process.join("comm"), format!("{name}\n")).unwrap();
+            let flags = if name.starts_with("a program") {
+                0
+            } else {
+                0x0020_0000
+            };
+            let stat = format!("{pid} ({name}) S 2 0 0 0 -1 {flags} 0\n");
+            fs::write(process.join("stat"), stat).unwrap();
         };
         let queues = ["nbd0-recv".to_owned(), "knbd0-recv".to_owned()];
         put(20, "kworker/u5:2+nbd0-recv");
@@ -297,7 +306,7 @@ mod tests {
         put(21, "kworker/u5:3-nbd0-recv");
         put(22, "nbd0-recv+nbd0-recv");
         put(23, "kworker/0:1+nbd10-recv");
-        put(24, "agent");
+        put(24, "a program+nbd0-recv");
         put(25, "kworker/u5:4+knbd0-recv");
         assert_eq!(running_items(&roots, &queues).unwrap(), Some(3));
     }

@@ -48,12 +48,18 @@ pub(crate) struct Link {
 struct HeldSocket {
     socket: OwnedFd,
     unread: Unread,
+    /// Whether the kernel's receiver of this connection is known to have begun. One that has
+    /// not begun when the connection ends reads the next socket of its slot.
+    receiver_began: bool,
 }
 
 impl From<OwnedFd> for HeldSocket {
     fn from(socket: OwnedFd) -> Self {
-        let unread = Unread::default();
-        Self { socket, unread }
+        Self {
+            socket,
+            unread: Unread::default(),
+            receiver_began: false,
+        }
     }
 }
 
@@ -217,6 +223,28 @@ impl Link {
         }
     }
 
+    /// Records that the kernel's receivers of the live connections have begun.
+    pub(crate) fn note_receivers_began(&mut self) {
+        let live = self.held_sockets.iter_mut();
+        for held in live.filter(|held| !has_hung_up(&held.socket)) {
+            held.receiver_began = true;
+        }
+    }
+
+    /// Records that no receiver of the connections that have ended is left.
+    pub(crate) fn note_receivers_of_dead_ended(&mut self) {
+        let dead = self.held_sockets.iter_mut();
+        for held in dead.filter(|held| has_hung_up(&held.socket)) {
+            held.receiver_began = true;
+        }
+    }
+
+    /// Whether a connection has ended of which the receiver may not have begun.
+    pub(crate) fn has_dead_without_receiver(&self) -> bool {
+        let mut dead = self.held_sockets.iter().filter(|held| held.has_hung_up());
+        dead.any(|held| !held.receiver_began)
+    }
+
     /// Whether every connection of the device has ended. It is false if another process
     /// has made some of them.
     pub(crate) fn is_dead(&self) -> bool {
@@ -377,6 +405,22 @@ mod tests {
         assert!(link.has_unread_of_dead());
         one.read_exact(&mut [0; 5]).unwrap();
         assert!(!link.has_unread_of_dead());
+    }
+
+    #[test]
+    fn a_receiver_that_was_not_seen_to_begin_before_its_connection_ended_may_begin_later() {
+        let (one, peer_of_one) = UnixStream::pair().unwrap();
+        let (two, peer_of_two) = UnixStream::pair().unwrap();
+        let mut link = link(vec![one.into()]);
+        link.note_receivers_began();
+        link.held_sockets.push(OwnedFd::from(two).into());
+        drop(peer_of_one);
+        assert!(!link.has_dead_without_receiver());
+        drop(peer_of_two);
+        link.note_receivers_began();
+        assert!(link.has_dead_without_receiver());
+        link.note_receivers_of_dead_ended();
+        assert!(!link.has_dead_without_receiver());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::engine::attach::{AttachRequest, Attachment};
 use crate::engine::call::CallContext;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::backend::{device_of_backend, lock_backend};
-use crate::engine::nbd::receivers::{self, ReceiverCheck};
+use crate::engine::nbd::receivers::{self, ReceiverCheck, Sockets};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
 use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, TlsInfo};
@@ -179,8 +179,15 @@ fn check_receivers(
         return Ok(ReceiverCheck::AllReceive);
     }
     let (reads, roots) = (&engine.nbd_reads, engine.roots());
-    let unread_for = || link.unread_for();
-    receivers::check(reads, device, roots, connections, unread_for, deadline)
+    let look = || Sockets {
+        live: link.state().live,
+        unread_for: link.unread_for(),
+    };
+    let check = receivers::check(reads, device, roots, connections, look, deadline)?;
+    if check == ReceiverCheck::AllReceive {
+        link.note_receivers_began();
+    }
+    Ok(check)
 }
 
 /// Dials as many connections as the request wants and the server takes. Also returns what the

@@ -37,8 +37,18 @@ pub(in crate::engine) fn count(roots: &Roots, index: NbdIndex) -> Option<usize> 
 pub(in crate::engine) enum ReceiverCheck {
     /// No reply stays in a socket.
     AllReceive,
-    /// A reply stays in a socket.
+    /// A reply stays in a socket, or a connection has ended: the kernel may have ended it,
+    /// because it did not receive over it.
     NotAllReceive,
+}
+
+/// What the sockets of a device show.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::engine) struct Sockets {
+    /// How many have not ended.
+    pub(in crate::engine) live: usize,
+    /// How long a reply has stayed unread in one.
+    pub(in crate::engine) unread_for: Duration,
 }
 
 impl ReceiverCheck {
@@ -49,9 +59,9 @@ impl ReceiverCheck {
             Self::AllReceive => Ok(()),
             Self::NotAllReceive => {
                 let message = format!(
-                    "the kernel does not receive over each connection of nbd{}: on a busy machine \
-                     Linux before 7.0 may begin with one only when another ends; attach again, or \
-                     with one connection",
+                    "the kernel does not receive over each connection of nbd{}, or one has ended: \
+                     on a busy machine Linux before 7.0 may begin with one only when another \
+                     ends; attach again, or with one connection",
                     device.index()
                 );
                 Err(Error::new(ErrorKind::NotReady, message).at(Stage::Connect))
@@ -64,7 +74,11 @@ impl ReceiverCheck {
 /// connection by the processor from which a request comes. So this cannot read over a
 /// connection of which this process may use no processor, and over those beyond the number of
 /// processors, of which there are `connections` together with the others. The log has how many
-/// it read over. `unread_for` returns how long a reply has stayed unread in a socket.
+/// it read over. For the rest it counts the receivers that run, if this process sees the
+/// kernel's threads. `look` looks at the sockets of the connections.
+///
+/// A read over a connection that ends meanwhile returns over another one, and proves nothing of
+/// the first.
 ///
 /// # Errors
 /// `TimedOut` if a read has not returned by `deadline`.
@@ -73,7 +87,7 @@ pub(in crate::engine) fn check(
     device: &NbdDevice,
     roots: &Roots,
     connections: usize,
-    mut unread_for: impl FnMut() -> Duration,
+    mut look: impl FnMut() -> Sockets,
     deadline: Deadline,
 ) -> Result<ReceiverCheck> {
     let queues = queues(device)?;
@@ -92,21 +106,16 @@ pub(in crate::engine) fn check(
     };
     let mut pauses = Backoff::new(Duration::from_millis(10), Duration::from_millis(200));
     let mut read = None;
-    loop {
+    let read = loop {
         let turn = deadline.at_most(pauses.pause());
         if read.is_none() {
             read = begin(turn)?;
         }
         let answer = read.as_ref().and_then(|read| read.wait(turn));
         if let Some(answer) = answer {
-            let read = answer?;
-            if read < connections {
-                let index = device.index();
-                tracing::warn!(%index, read, connections, "the check did not read over every connection");
-            }
-            return Ok(ReceiverCheck::AllReceive);
+            break answer?;
         }
-        if unread_for() >= UNREAD_LIMIT {
+        if look().unread_for >= UNREAD_LIMIT {
             return Ok(ReceiverCheck::NotAllReceive);
         }
         if deadline.has_passed() {
@@ -114,6 +123,39 @@ pub(in crate::engine) fn check(
             let error = Error::timed_out(Stage::Connect, deadline, &what);
             return Err(error.with_last_seen(device.disk().describe()));
         }
+    };
+    let index = device.index();
+    if read < connections {
+        tracing::warn!(%index, read, connections, "the check did not read over every connection");
+        let until = deadline.at_most(UNREAD_LIMIT);
+        if !has_as_many_receivers(roots, index, connections, until) {
+            return Ok(ReceiverCheck::NotAllReceive);
+        }
+    }
+    if look().live < connections {
+        return Ok(ReceiverCheck::NotAllReceive);
+    }
+    Ok(ReceiverCheck::AllReceive)
+}
+
+/// Waits until as many receivers of the device run, or more. True if this process does not see
+/// them: a device that answers has one at least.
+fn has_as_many_receivers(
+    roots: &Roots,
+    index: NbdIndex,
+    connections: usize,
+    until: Deadline,
+) -> bool {
+    let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
+    loop {
+        let running = count(roots, index).filter(|running| *running > 0);
+        if running.is_none_or(|running| running >= connections) {
+            return true;
+        }
+        if until.has_passed() {
+            return false;
+        }
+        until.pause(pauses.pause());
     }
 }
 
@@ -174,6 +216,8 @@ mod tests {
             let process = roots.proc.join(pid.to_string());
             std::fs::create_dir_all(&process).unwrap();
             std::fs::write(process.join("comm"), format!("{name}\n")).unwrap();
+            let stat = format!("{pid} ({name}) I 2 0 0 0 -1 {} 0\n", 0x0020_0000);
+            std::fs::write(process.join("stat"), stat).unwrap();
         }
         let device = |index| NbdIndex::new(index).unwrap();
         assert_eq!(count(&roots, device(0)), Some(2));

@@ -41,6 +41,9 @@ pub(in crate::engine) struct NbdReconnect {
     adopted: Option<Vec<Difference>>,
     /// The kernel did not take the connection that it was offered last.
     no_slot_is_dead: bool,
+    /// How many receivers ran without a live connection of this process after a wait for their
+    /// end.
+    known_surplus: usize,
     died: Option<Instant>,
     lost_connection: LostConnection,
     /// The dead-connection timeout has passed: requests fail already, so no waiting request
@@ -71,6 +74,7 @@ impl NbdReconnect {
             own_link_had_ended: false,
             adopted: None,
             no_slot_is_dead: false,
+            known_surplus: 0,
             died: None,
             lost_connection: LostConnection::None,
             budget_is_spent: false,
@@ -277,7 +281,7 @@ impl NbdReconnect {
             }
         }
         if let Some(unproven) = unproven {
-            self.keep_if_server_replied(engine, unproven)?;
+            self.keep_if_server_replied(engine, unproven, deadline)?;
         }
         if offered && self.adopted.is_none() {
             if self.own_link_had_ended {

@@ -74,7 +74,7 @@ impl<'a> KernelThreads<'a> {
     }
 }
 
-fn is_kernel_thread(process: &Path) -> bool {
+pub(super) fn is_kernel_thread(process: &Path) -> bool {
     flags(process).is_some_and(|flags| flags & KERNEL_THREAD != 0)
 }
 

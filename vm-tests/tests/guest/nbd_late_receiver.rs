@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lunbd::engine::{HealOutcome, NbdOptions};
-use lunbd::{AttachRequest, Source};
+use lunbd::{AttachRequest, Deadline, ErrorKind, Source};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::{Pid, gettid};
 use vm_tests::guest;
@@ -160,6 +160,60 @@ fn a_heal_replaces_also_the_connection_that_keeps_the_kernel_from_receiving_over
         threads_with(&["+nbd0-recv"]).len(),
         usize::from(CONNECTIONS)
     );
+    assert!(engine.detach(source, soon()).unwrap().changed);
+}
+
+#[test]
+fn a_connection_that_ends_before_its_receiver_has_begun_is_not_replaced() {
+    const CONNECTIONS: u16 = 2;
+    if guest::kernel() >= (6, 12) {
+        guest::skip("the kernel runs other threads beside real-time ones from 6.12 on");
+    }
+    let _module = NbdModule::with_backend_ids(1);
+    set_priority(&gettid().to_string(), OURS);
+    let certificates = Certificates::new("tls");
+    let (store, content) = store();
+    // TLS does not show that a reply is unread.
+    let server = nbdkit(&certificates, store.path(), &[]);
+    let source = source(address(&server), "disk", &certificates);
+    let options = NbdOptions::default()
+        .connections(NonZeroU16::new(CONNECTIONS).unwrap())
+        .io_timeout(LATE);
+    let engine = engine();
+    let request = AttachRequest::new(source.clone()).nbd(options.clone());
+    let node = engine.attach(&request, soon()).expect("an attach").node;
+    guest::udevd::settle();
+    let [dead, living] = server.tcp_clients()[..] else {
+        panic!("{:?}", server.tcp_clients());
+    };
+    server.cut(dead);
+    guest::wait_until("one receiver to end", LIMIT, || {
+        (threads_with(&["+nbd0-recv"]).len() == 1).then_some(())
+    });
+    let mut raised = threads_with(&OF_PROCESSORS);
+    raised.extend(threads_with(&["+nbd0-recv"]));
+    let busy = BusyProcessors::start(raised);
+    // The kernel ends the new connection, over which it does not receive, after the timeout.
+    for _ in 0..2 {
+        let deadline = Deadline::after(10 * LATE);
+        let healing = engine.heal_source(&source, &options, deadline).unwrap();
+        let HealOutcome::Degraded(why) = &healing.outcome else {
+            panic!("{healing:?}");
+        };
+        assert_eq!(why.kind(), ErrorKind::NotReady, "{why}");
+    }
+    drop(busy);
+    assert_eq!(server.tcp_clients(), [living]);
+    guest::wait_until("the receiver that begins late to end", LIMIT, || {
+        (threads_with(&["+nbd0-recv"]).len() == 1).then_some(())
+    });
+    let mut block = Aligned([0; BLOCK]);
+    let mut options = File::options();
+    let options = options.read(true).custom_flags(nix::libc::O_DIRECT);
+    let disk = options.open(&node).unwrap();
+    disk.read_exact_at(&mut block.0, 0).unwrap();
+    assert!(block.0 == content[..BLOCK]);
+    drop(disk);
     assert!(engine.detach(source, soon()).unwrap().changed);
 }
 

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::nbd::known::current_links;
-use crate::engine::nbd::receivers::{self, ReceiverCheck, UNREAD_LIMIT};
+use crate::engine::nbd::receivers::{self, ReceiverCheck, Sockets, UNREAD_LIMIT};
 use crate::engine::nbd::reconnect::NbdReconnect;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::nbd::Link;
 
 impl NbdReconnect {
@@ -29,18 +29,17 @@ impl NbdReconnect {
             if connections < 2 {
                 break;
             }
-            let unread_for = || self.unread_for(engine);
+            let look = || Sockets {
+                live: self.link_state(engine).map_or(0, |state| state.live),
+                unread_for: self.unread_for(engine),
+            };
             let (reads, roots) = (&engine.nbd_reads, engine.roots());
-            let checked = receivers::check(
-                reads,
-                &self.device,
-                roots,
-                connections,
-                unread_for,
-                deadline,
-            );
+            let checked = receivers::check(reads, &self.device, roots, connections, look, deadline);
             match checked {
-                Ok(ReceiverCheck::AllReceive) => break,
+                Ok(ReceiverCheck::AllReceive) => {
+                    self.change_own_link(engine, Link::note_receivers_began);
+                    break;
+                }
                 Ok(ReceiverCheck::NotAllReceive) => self.free_receivers(engine),
                 Err(error) => return Ok(Some(error)),
             }
@@ -66,23 +65,109 @@ impl NbdReconnect {
                 Some(receivers) => receivers == 0,
                 None => !self.has_unread_of_dead(engine),
             };
-            if is_done {
-                return;
-            }
-            if since.elapsed() >= UNREAD_LIMIT || deadline.has_passed() {
+            let is_late = since.elapsed() >= UNREAD_LIMIT || deadline.has_passed();
+            if is_late {
                 let index = self.index();
                 tracing::warn!(%index, "the receiver of an ended connection is not done");
+            }
+            if is_done || is_late {
+                // A further wait would leave the device without a server.
+                self.change_own_link(engine, Link::note_receivers_of_dead_ended);
                 return;
             }
             deadline.pause(pauses.pause());
         }
     }
 
-    fn has_unread_of_dead(&self, engine: &Engine) -> bool {
+    /// Waits until the receiver of a new connection runs, for at most two seconds, and then
+    /// records that it has begun. `before` is how many ran before the kernel got the connection.
+    /// Where this process does not see the kernel's threads, it records that at once.
+    pub(super) fn wait_for_new_receiver(
+        &self,
+        engine: &Engine,
+        before: Option<usize>,
+        deadline: Deadline,
+    ) {
+        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
+        let until = deadline.at_most(UNREAD_LIMIT);
+        loop {
+            let running = receivers::count(engine.roots(), self.index());
+            let has_begun = match running.zip(before) {
+                Some((running, before)) => {
+                    running > before || self.own_live(engine) == Some(running)
+                }
+                None => true,
+            };
+            if has_begun || until.has_passed() && self.own_live(engine).is_none() {
+                self.change_own_link(engine, Link::note_receivers_began);
+                return;
+            }
+            if until.has_passed() {
+                return;
+            }
+            until.pause(pauses.pause());
+        }
+    }
+
+    /// # Errors
+    /// `NotReady` if a connection has ended and its receiver may not have begun: a new connection
+    /// in its slot could have two receivers, and a read could return wrong bytes.
+    pub(super) fn require_no_late_receiver(&self, engine: &Engine) -> Result<()> {
+        if self.change_own_link(engine, |link| link.has_dead_without_receiver()) != Some(true) {
+            return Ok(());
+        }
+        let message = format!(
+            "a dead connection of nbd{} is not replaced: its receiver in the kernel may not have \
+             begun, and a new connection could have two receivers; attach the volume again",
+            self.index()
+        );
+        Err(Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure))
+    }
+
+    /// Waits until as many receivers run as connections live, for at most two seconds: then no
+    /// receiver of a dead connection runs. More may run for good if another process has replaced
+    /// a connection of this one, so that it waits for each surplus once. It does not wait where
+    /// it cannot see both numbers.
+    pub(super) fn wait_for_receivers_of_dead(&mut self, engine: &Engine, deadline: Deadline) {
+        let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
+        let until = deadline.at_most(UNREAD_LIMIT);
+        loop {
+            let running = receivers::count(engine.roots(), self.index());
+            let both = running.zip(self.own_live(engine));
+            let surplus = both.map_or(0, |(running, live)| running.saturating_sub(live));
+            if surplus <= self.known_surplus {
+                return;
+            }
+            if until.has_passed() {
+                let index = self.index();
+                tracing::warn!(%index, surplus, "more receivers run than connections live");
+                self.known_surplus = surplus;
+                return;
+            }
+            until.pause(pauses.pause());
+        }
+    }
+
+    /// How many connections live, if this process has made all of the device.
+    fn own_live(&self, engine: &Engine) -> Option<usize> {
+        let state = self.link_state(engine).ok();
+        let own = state.filter(|state| state.unknown == 0 && !state.may_have_more);
+        own.map(|state| state.live)
+    }
+
+    fn change_own_link<T>(
+        &self,
+        engine: &Engine,
+        change: impl FnOnce(&mut Link) -> T,
+    ) -> Option<T> {
         let mut links = current_links(engine, &self.device);
         let link = links.get_mut(&self.index());
-        let own = link.filter(|link| link.backend == self.backend);
-        own.is_some_and(Link::has_unread_of_dead)
+        link.filter(|link| link.backend == self.backend).map(change)
+    }
+
+    fn has_unread_of_dead(&self, engine: &Engine) -> bool {
+        self.change_own_link(engine, Link::has_unread_of_dead)
+            .unwrap_or(false)
     }
 
     /// If a reply stays unread in a connection, ends the others: the receiver of that
@@ -92,17 +177,12 @@ impl NbdReconnect {
             return;
         }
         tracing::warn!(index = %self.index(), "the kernel does not receive over each connection");
-        let mut links = current_links(engine, &self.device);
-        if let Some(link) = links.get_mut(&self.index()) {
-            link.shut_down_connections_without_unread_reply();
-        }
+        self.change_own_link(engine, Link::shut_down_connections_without_unread_reply);
     }
 
     fn unread_for(&self, engine: &Engine) -> Duration {
-        let mut links = current_links(engine, &self.device);
-        let link = links.get_mut(&self.index());
-        let own = link.filter(|link| link.backend == self.backend);
-        own.map_or(Duration::ZERO, Link::unread_for)
+        self.change_own_link(engine, Link::unread_for)
+            .unwrap_or(Duration::ZERO)
     }
 
     fn has_dead(&self, engine: &Engine) -> bool {

@@ -12,6 +12,7 @@ use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::known::current_links;
+use crate::engine::nbd::receivers;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::nbd::reconnect::server::{DIAL_LIMIT, Server};
 use crate::engine::nbd::same_volume::require_same_volume;
@@ -27,6 +28,8 @@ pub(super) struct UnprovenOffer {
     /// How many bytes it had received before it was offered; `None` if its socket does not
     /// count them.
     received: Option<u64>,
+    /// How many receivers ran before it was offered.
+    receivers_before: Option<usize>,
 }
 
 impl NbdReconnect {
@@ -99,32 +102,40 @@ impl NbdReconnect {
         )?;
         self.require_connected()?;
         let received = lunbd_sys::socket::tcp_bytes_received(&server.stream).ok();
+        let receivers_before = receivers::count(engine.roots(), self.index());
         let marking = nbd::timeouts_that_mark(self.timeouts);
         let reconfigure =
             |timeouts| Reconfigure::new(self.index(), timeouts).backend(self.backend.clone());
         let offered = reconfigure(marking)
             .sockets(nbd::duplicate([&server.stream])?)
-            .send(engine.roots(), deadline);
+            // The other half is for the removal of the mark.
+            .send(engine.roots(), deadline.half());
         let adoption = nbd::adoption(&server.stream, marking);
-        if marking != self.timeouts {
-            let unmarked = nbd::unmark(&server.stream);
-            reconfigure(self.timeouts).send(engine.roots(), deadline)?;
-            unmarked?;
-        }
-        offered?;
+        let unmarked = if marking == self.timeouts {
+            Ok(())
+        } else {
+            let restored = reconfigure(self.timeouts).send(engine.roots(), deadline);
+            nbd::unmark(&server.stream).and(restored)
+        };
         tracing::debug!(?adoption, "offered a connection");
         self.no_slot_is_dead = adoption != Adoption::Taken;
+        let mut unproven = None;
         match adoption {
             Adoption::Taken => {
                 self.learn_timeout(&server.stream);
-                self.keep_taken(engine, server)?;
+                self.keep_taken(engine, server, receivers_before, deadline)?;
             }
             Adoption::NotTaken => {}
             Adoption::Unseen => {
-                return Ok(Some(UnprovenOffer { server, received }));
+                unproven = Some(UnprovenOffer {
+                    server,
+                    received,
+                    receivers_before,
+                });
             }
         }
-        Ok(None)
+        unmarked.and(offered)?;
+        Ok(unproven)
     }
 
     /// If another process gave the device its request timeout, takes that from the socket that
@@ -147,6 +158,7 @@ impl NbdReconnect {
         &mut self,
         engine: &Engine,
         unproven: UnprovenOffer,
+        deadline: Deadline,
     ) -> Result<()> {
         /// A simple reply without data (`proto.md`): magic, error, cookie.
         const SHORTEST_REPLY: u64 = 16;
@@ -160,11 +172,17 @@ impl NbdReconnect {
         if brought.is_some_and(|(now, before)| now < before + shortest) {
             return Ok(());
         }
-        self.keep_taken(engine, unproven.server)
+        self.keep_taken(engine, unproven.server, unproven.receivers_before, deadline)
     }
 
-    /// Keeps a connection that the kernel took.
-    fn keep_taken(&mut self, engine: &Engine, server: Server) -> Result<()> {
+    /// Keeps a connection that the kernel took, and waits until the kernel receives over it.
+    fn keep_taken(
+        &mut self,
+        engine: &Engine,
+        server: Server,
+        receivers_before: Option<usize>,
+        deadline: Deadline,
+    ) -> Result<()> {
         let slots = self.device.slots(engine.roots())?;
         let mut links = current_links(engine, &self.device);
         let link = links
@@ -179,8 +197,10 @@ impl NbdReconnect {
             link.content = server.content;
         }
         link.tls = server.tls;
+        drop(links);
         engine.nbd_reads.note_new_connection(self.index());
         self.adopted = Some(server.differences);
+        self.wait_for_new_receiver(engine, receivers_before, deadline);
         Ok(())
     }
 
@@ -223,6 +243,12 @@ impl NbdReconnect {
             } else {
                 SHORT_DIAL_LIMIT
             };
+            if let Err(error) = self.require_no_late_receiver(engine) {
+                return Ok(Some(error));
+            }
+            if tries == 0 {
+                self.wait_for_receivers_of_dead(engine, deadline);
+            }
             self.dials += 1;
             let server = match self.dial_for_serving_device(engine, deadline.at_most(limit)) {
                 Ok(server) => server,
@@ -232,7 +258,8 @@ impl NbdReconnect {
                 && state.dead > 0
             {
                 // The connection that it replaces has ended, so the kernel has room for it.
-                self.keep_taken(engine, unproven.server)?;
+                let before = unproven.receivers_before;
+                self.keep_taken(engine, unproven.server, before, deadline)?;
             }
             let now = self.link_state(engine)?;
             if now.live > state.live {
@@ -243,14 +270,23 @@ impl NbdReconnect {
                 return Ok(None);
             }
             tries += 1;
-            if tries == MOST_TRIES {
-                if self.no_slot_is_dead {
-                    self.forget_dead_connections(engine);
-                }
+            if tries == MOST_TRIES && self.no_slot_is_dead {
+                self.forget_dead_connections(engine);
                 return Ok(None);
+            }
+            if tries == MOST_TRIES {
+                return Ok(Some(self.connections_end_again()));
             }
             self.pause(engine, deadline.at_most(pauses.pause()));
         }
+    }
+
+    fn connections_end_again(&self) -> Error {
+        let message = format!(
+            "each new connection of nbd{} has ended again; see the log of the server",
+            self.index()
+        );
+        Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure)
     }
 
     fn note_that_no_slot_is_dead(&self, engine: &Engine, state: LinkState) {
