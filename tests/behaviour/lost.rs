@@ -1,8 +1,8 @@
 //! Devices that another process removes or puts offline in the middle of a call.
 
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lunbd::engine::{Flush, ReapRequest, StageObserver};
@@ -13,6 +13,14 @@ use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Source};
 use super::machine::{
     Machine, attach, delete, detach, device_dir, devices, disk_of, scan, unit, write_attribute,
 };
+
+/// Panics unless the target has stored the data of the last [`Machine::write`].
+fn require_stored<M: Machine>(machine: &M, engine: &Engine, when: &str) {
+    let other = unit(machine.hosts()[0], 0);
+    let node = attach(engine, &other).node;
+    assert!(machine.has_stored(&node), "the data is lost: {when}");
+    detach(engine, &other).unwrap();
+}
 
 const NONE: [&str; 0] = [];
 
@@ -132,12 +140,13 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_detach_is_gone<M: Machine>() 
     for dirty in [false, true] {
         for stage in OF_DETACH {
             let node = attach(&engine, &source).node;
-            if dirty {
-                drop(machine.write(&node));
-                machine.settle();
-            }
+            let written = Mutex::new(dirty.then(|| machine.write(&node)));
             let (its, other) = (Arc::clone(&engine), source.clone());
-            let (acted, observer) = at(stage, move || delete(&its, &other));
+            let (acted, observer) = at(stage, move || {
+                delete(&its, &other);
+                // The detach refuses a disk that is dead and that a reader still has open.
+                drop(written.lock().unwrap().take());
+            });
             let request = DetachRequest::new(source.clone()).observe(observer);
             let start = Instant::now();
             let result = engine.detach(request, Deadline::after(2 * LIMIT));
@@ -168,6 +177,9 @@ pub(crate) fn a_device_deleted_at_any_stage_of_its_detach_is_gone<M: Machine>() 
                 !flushed || matches!(stage.0, Stage::Flush | Stage::Delete),
                 "{when}"
             );
+            if dirty && flushed {
+                require_stored(&*machine, &engine, &when);
+            }
             assert!(flushed || !receipt.notes.is_empty(), "{when}: {receipt:?}");
             if matches!(stage.0, Stage::Claim | Stage::Flush) {
                 // It depends on chance whether the claim or the flush comes before the delete.
@@ -272,11 +284,14 @@ pub(crate) fn a_device_put_offline_at_any_stage_of_its_detach_is_never_said_to_b
     let (engine, source) = (machine.engine(), unit(machine.hosts()[0], 7));
     for stage in OF_DETACH {
         let node = attach(&engine, &source).node;
-        drop(machine.write(&node));
-        machine.settle();
+        let written = Mutex::new(Some(machine.write(&node)));
         let state = device_dir(&engine, &source).join("state");
         let its = Arc::clone(&engine);
-        let (acted, observer) = at(stage, move || write_attribute(&its, &state, "offline\n"));
+        let (acted, observer) = at(stage, move || {
+            write_attribute(&its, &state, "offline\n");
+            // The detach refuses a disk that is dead and that a reader still has open.
+            drop(written.lock().unwrap().take());
+        });
         let request = DetachRequest::new(source.clone()).observe(observer);
         let start = Instant::now();
         let result = engine.detach(request, Deadline::after(2 * LIMIT));
@@ -288,6 +303,9 @@ pub(crate) fn a_device_put_offline_at_any_stage_of_its_detach_is_never_said_to_b
                 let flushed = detachment.flush == Some(Flush::Done);
                 assert!(!flushed || stage.0 == Stage::Delete, "{when}");
                 assert_eq!(detachment.safe_to_unmap, flushed, "{when}");
+                if flushed {
+                    require_stored(&*machine, &engine, &when);
+                }
             }
             Err(failure) => {
                 assert_eq!(failure.stage(), Some(Stage::Flush), "{when}");

@@ -66,6 +66,10 @@ pub(crate) trait Machine: Send + Sync + 'static {
     /// process has the disk open for writing then, and udevd handles nothing.
     fn write(&self, node: &Path) -> Held;
 
+    /// Whether the target has stored the data of the last [`Machine::write`]. `node` is a disk
+    /// of another unit of the target, which was attached after that.
+    fn has_stored(&self, node: &Path) -> bool;
+
     /// Opens the disk for writing in this process, not exclusively.
     fn open_to_write(&self, node: &Path) -> Held;
 

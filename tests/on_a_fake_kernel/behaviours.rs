@@ -158,6 +158,11 @@ impl Machine for Fake {
         Box::new((self.enter_opener(node, false), file))
     }
 
+    fn has_stored(&self, _node: &Path) -> bool {
+        self.kernel()
+            .change(|state| state.units.values().all(|unit| !unit.is_dirty))
+    }
+
     fn open_to_write(&self, node: &Path) -> Held {
         Box::new(self.enter_opener(node, true))
     }

@@ -15,7 +15,7 @@
 //! - Each test is a process of its own and has [`job::DEFAULT_LIMIT_SECS`]
 //!   seconds; [`guest::time_limit`] asks for more.
 //! - Tests **share a boot**, about 35 of them, so a test leaves the guest as it
-//!   found it. pid 1 compares SCSI hosts and devices, block devices that have a
+//!   found it, except in files whose name starts with `own_boot_`. pid 1 compares SCSI hosts and devices, block devices that have a
 //!   size, device-mapper maps, mounts, connected NBD devices, iSCSI sessions, FC
 //!   ports, targets and volumes of LIO and nvmet, network interfaces, processes, udevd and
 //!   the `scsi_debug` module before and after, and fails the test that left
@@ -26,7 +26,8 @@
 //!   udev rules of `sg3-utils-udev` with `sg3_rules`; lvm2 and its rules with `lvm`.
 //! - systemd is pid 1 where a file's name contains `systemd`; udevd is then its service, and
 //!   the tests run in another.
-//! - After a failure or a time-out the remaining tests continue in a new boot.
+//! - After a failure or a time-out the remaining tests continue in a new boot. After a test that
+//!   fails only because of a line in the kernel's log, they continue in the same one.
 //! - Files whose name starts with `own_boot_` get a boot for each test, and pid 1 does not
 //!   check what they leave. Those that start with `own_boot_reset_` also have a disk,
 //!   `/dev/vda`, and may reset the machine: it boots again with that disk and runs the test

@@ -85,8 +85,9 @@ impl KillSweep {
         ended
     }
 
-    /// Requires that all kills after one step of the journal leave the same journal, whatever
-    /// else was done meanwhile. A reset of the machine then needs a test only at that step.
+    /// Requires that all kills of this run after one step of the journal leave the same journal,
+    /// whatever else was done meanwhile. A reset of the machine then needs a test only at that
+    /// step. A run of a part compares the kills of that part, and a whole sweep compares all.
     #[track_caller]
     pub fn compare_what_is_left(&mut self, place: &Place, operation: &str, ended: &Ended) {
         if !ended.killed {

@@ -4,7 +4,12 @@
 //! most sweeps. Some points take more runs:
 //!
 //! - an act in each of the ways in which it can fail or hang: 25 (`fault_table`);
-//! - a reset at each step with each kind of volume: 15 (`own_boot_reset_mpath_nbd`).
+//! - a reset at each step with each kind of volume: 15 (`own_boot_reset_mpath_nbd`);
+//! - a point that only one of the two kernels has: twice as many, since the seed also chooses
+//!   the kernel.
+//!
+//! A step that does not come again in its run, such as a question to udev, is not met. The
+//! summary counts those.
 //!
 //! A point's part follows from its name and not from its place in a list: kernels differ in what
 //! a list holds, and one more point must not move the others. Five is odd, so a lab that

@@ -29,3 +29,36 @@ pub fn closing(file: File) -> JoinHandle<()> {
     });
     closer
 }
+
+/// Keeps pages dirty until a process asks for them, as on a machine with much memory.
+#[derive(Debug)]
+pub struct LazyWriteback(Vec<(&'static str, String)>);
+
+impl LazyWriteback {
+    /// Changes the kernel's settings until the result is dropped.
+    #[must_use]
+    pub fn start() -> Self {
+        super::enter();
+        let settings = [
+            // One hour. With 0 the flusher runs when an inode becomes dirty, and it writes what
+            // exceeds the small share of the thresholds that a new device has.
+            ("/proc/sys/vm/dirty_writeback_centisecs", "360000"),
+            ("/proc/sys/vm/dirty_background_ratio", "90"),
+            ("/proc/sys/vm/dirty_ratio", "95"),
+        ];
+        let before = settings.map(|(file, value)| {
+            let before = fs::read_to_string(file).unwrap();
+            fs::write(file, value).unwrap();
+            (file, before)
+        });
+        Self(before.into())
+    }
+}
+
+impl Drop for LazyWriteback {
+    fn drop(&mut self) {
+        for (file, before) in self.0.iter().rev() {
+            fs::write(file, before).unwrap();
+        }
+    }
+}

@@ -81,6 +81,17 @@ impl Rig {
         self.place.join("journal")
     }
 
+    /// The standard error of the command.
+    fn errors(&self) -> PathBuf {
+        self.place.join("errors")
+    }
+
+    /// How often the command has refused the file. It says so once for each error in a row.
+    fn refusals(&self) -> usize {
+        let said = fs::read_to_string(self.errors()).unwrap();
+        said.matches("the file is refused").count()
+    }
+
     fn source(&self, lun: u64) -> String {
         unit(&self.target, lun).to_string()
     }
@@ -101,7 +112,8 @@ impl Rig {
         let mut command = Command::new("lunbd");
         command.arg("apply").arg(self.file()).arg("--watch");
         command.arg("--journal").arg(self.journal());
-        let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let errors = fs::File::create(self.errors()).unwrap();
+        let command = command.stdout(Stdio::null()).stderr(errors);
         let agent = Agent(command.spawn().unwrap());
         // The command answers while the journal does not exist or is new.
         let _any_volumes = self.status();
@@ -137,52 +149,54 @@ impl Rig {
     }
 }
 
-/// The name of a change, and the script that makes it.
-type Rewrite = (&'static str, &'static str);
+/// The name of a change, and the scripts that make it. The command refuses what each of them
+/// leaves, except the last.
+type Rewrite = (&'static str, &'static [&'static str]);
 
 /// `$F` is the file, `$N` a file on another file system that has the new text, and `$D` the
 /// directory.
 const REWRITES: &[Rewrite] = &[
-    ("an editor", "cp $N $F.swp && mv $F.swp $F"),
-    ("cp", "cp $N $F"),
+    ("an editor", &["cp $N $F.swp && mv $F.swp $F"]),
+    ("cp", &["cp $N $F"]),
+    // The command does not read a file that its writer has open.
     (
         "a slow copy",
-        ": > $F; exec 3>>$F; head -c 40 $N >&3; sleep 1; tail -c +41 $N >&3",
+        &[": > $F; exec 3>>$F; head -c 40 $N >&3; sleep 1; tail -c +41 $N >&3"],
     ),
-    ("a copy after a removal", "rm $F; sleep 1; cp $N $F"),
-    ("mv", "cp $N $D/other && mv $D/other $F"),
-    ("sed -i", "sed -i 's/^id/id/' $F; cp $N $F"),
-    (
-        "truncation, and later the text",
-        ": > $F; sleep 1; cp $N $F",
-    ),
+    ("a copy after a removal", &["rm $F", "cp $N $F"]),
+    ("mv", &["cp $N $D/other && mv $D/other $F"]),
+    ("sed -i", &["sed -i 's/^id/id/' $F; cp $N $F"]),
+    ("truncation, and later the text", &[": > $F", "cp $N $F"]),
     (
         "another link",
-        "cp $N $D/v1 && ln -s v1 $D/l && mv -T $D/l $F",
+        &["cp $N $D/v1 && ln -s v1 $D/l && mv -T $D/l $F"],
     ),
     (
         "another directory",
-        "cp -a $D $D.new && cp $N $D.new/volumes.toml && mv $D $D.old \
-      && mv $D.new $D && rm -r $D.old",
+        &[
+            "cp -a $D $D.new && cp $N $D.new/volumes.toml && mv $D $D.old \
+             && mv $D.new $D && rm -r $D.old",
+        ],
     ),
     (
         "a full disk",
-        ": > $F; dd if=/dev/zero of=$D/filler bs=4096 && exit 1; cp $N $F && exit 1; sleep 1; \
-      test ! -s $F && rm $D/filler && cp $N $F",
+        &[
+            ": > $F; dd if=/dev/zero of=$D/filler bs=4096 && exit 1; cp $N $F && exit 1; \
+             test ! -s $F",
+            "rm $D/filler && cp $N $F",
+        ],
     ),
-    ("an empty file", "cp /dev/null $F; sleep 1; cp $N $F"),
-    ("half a file", "head -c 20 $N > $F; sleep 1; cp $N $F"),
+    ("an empty file", &["cp /dev/null $F", "cp $N $F"]),
+    ("half a file", &["head -c 20 $N > $F", "cp $N $F"]),
     (
         "half a file that is a whole one with fewer volumes",
-        "head -n 4 $N > $F; sleep 1; cp $N $F",
+        &["head -n 4 $N > $F", "cp $N $F"],
     ),
-    (
-        "no permission",
-        "chmod 0 $F; sleep 1; chmod 644 $F; cp $N $F",
-    ),
+    // The command runs as root, and root may read it.
+    ("no permission", &["chmod 0 $F; chmod 644 $F; cp $N $F"]),
     (
         "a file that nobody can read, as it is a directory",
-        "rm $F; mkdir $F; sleep 1; rmdir $F; cp $N $F",
+        &["rm $F; mkdir $F", "rmdir $F; cp $N $F"],
     ),
 ];
 
@@ -197,18 +211,26 @@ fn however_the_file_is_rewritten_no_volume_that_each_version_wants_is_ever_detac
     let mut rewrites = 0;
     let mut other = 2;
     while rewrites == 0 || guest::sweeps_are_whole() && begun.elapsed() < WHOLE {
-        for (how, script) in REWRITES {
+        for (how, scripts) in REWRITES {
             other = if other == 2 { 3 } else { 2 };
             let new = rig.place.join("new.toml");
             fs::write(&new, rig.text(other)).unwrap();
             let shown = |path: &Path| path.display().to_string();
-            let done = Command::new("sh")
-                .args(["-c", script])
-                .env("F", shown(&rig.file()))
-                .env("N", shown(&new))
-                .env("D", shown(&rig.directory()))
-                .status();
-            assert!(done.unwrap().success(), "{how}");
+            for (number, script) in (1..).zip(*scripts) {
+                let refusals = rig.refusals();
+                let done = Command::new("sh")
+                    .args(["-c", script])
+                    .env("F", shown(&rig.file()))
+                    .env("N", shown(&new))
+                    .env("D", shown(&rig.directory()))
+                    .status();
+                assert!(done.unwrap().success(), "{how}");
+                if number < scripts.len() {
+                    guest::wait_until(&format!("{how}: a refusal"), LIMIT, || {
+                        (rig.refusals() > refusals).then_some(())
+                    });
+                }
+            }
             rig.settles_on(other, how);
             assert_eq!(rig.device(), kept, "{how}: the volume was detached");
             rewrites += 1;
@@ -262,8 +284,7 @@ fn the_command_ends_where_its_file_can_no_longer_be_followed_and_its_volumes_sta
     let status = guest::wait_until("the end of the command", LIMIT, || {
         agent.0.try_wait().unwrap()
     });
-    let errors = agent.0.stderr.take().unwrap();
-    let said = std::io::read_to_string(errors).unwrap();
+    let said = fs::read_to_string(rig.errors()).unwrap();
     assert_eq!(status.code(), Some(1), "{said}");
     assert!(said.contains("its file system was unmounted"), "{said}");
     rig.settles_on(2, "what stays");

@@ -1,6 +1,7 @@
 //! `lunbd apply` brings the volumes of a file to their wanted state.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -312,12 +313,24 @@ fn apply_watch_follows_the_file_and_reports_a_broken_version_without_applying_it
     guest::wait_until("the failure to be forgotten", LIMIT, || {
         (status(&[]).0 == Some(0)).then_some(())
     });
+    // A device that is attached anew has another directory.
+    let devices = || {
+        [2, 3].map(|number| {
+            let device = fs::metadata(target.device_dir(number));
+            device.expect("the volume is detached").ino()
+        })
+    };
+    let before = devices();
     place.write("[[volume]]\nid = 7\n");
     guest::wait_until("the broken file to be told", LIMIT, || {
         let told = fs::read_to_string(&errors).unwrap();
         told.contains("line 2").then_some(())
     });
     place.are_attached(&["b", "c"]);
+    // The agent has done all that it began for the broken version when it has done this.
+    place.want(&[("a", &lun(1)), ("b", &lun(2)), ("c", &lun(3))]);
+    settles_on(&["a", "b", "c"]);
+    assert_eq!(devices(), before, "a volume was detached meanwhile");
     place.want(&[]);
     settles_on(&[]);
     guest::wait_until("all to be gone", LIMIT, || {

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,8 +16,10 @@ use behaviour::machine::{Held, Machine, Seen};
 use behaviour::minimum::Minimum;
 use lunbd::Engine;
 use lunbd::scsi::StuckCall;
+use vm_tests::guest::direct::stored;
 use vm_tests::guest::directory::Directory;
 use vm_tests::guest::named_reader::NamedReader;
+use vm_tests::guest::unwritten::{LazyWriteback, keep_unwritten};
 use vm_tests::guest::{self, KernelUevent, ScsiDebug, UeventCounter, udevd};
 
 /// How long an unexpected event could take to arrive.
@@ -25,6 +27,9 @@ const QUIET: Duration = Duration::from_secs(2);
 /// The kernel gives up an unanswered command after this time. It is longer than everything that
 /// must continue meanwhile.
 const HUNG_SECS: u32 = 30;
+
+/// How many bytes the machine writes to a disk.
+const WRITTEN: usize = 64 << 10;
 
 const INQUIRY_LIMIT: &str = "/sys/module/scsi_mod/parameters/inq_timeout";
 const WRITE_PROTECT: &str = "/sys/module/scsi_debug/parameters/wp";
@@ -34,6 +39,8 @@ struct Guest {
     target: ScsiDebug,
     directory: Directory,
     gigabytes: AtomicU64,
+    /// The byte that the next write repeats. All units share one store, so each write differs.
+    next_byte: AtomicU8,
     /// The kernel's own limit of an INQUIRY, if the test changed it.
     inquiry_limit: Mutex<Option<String>>,
 }
@@ -44,6 +51,7 @@ impl Guest {
             target,
             directory: Directory::new("behaviour"),
             gigabytes: AtomicU64::new(0),
+            next_byte: AtomicU8::new(0x5a),
             inquiry_limit: Mutex::default(),
         })
     }
@@ -147,14 +155,20 @@ impl Machine for Guest {
     }
 
     fn write(&self, node: &Path) -> Held {
-        // The last close would write the data to the device. So would udevd, which makes the
-        // kernel read the partition table again.
-        let reader = File::open(node).unwrap();
-        let stopped = udevd::stopped();
+        // The kernel's timer would write the data to the device, and so would the last close.
+        let lazy = LazyWriteback::start();
+        let reader = keep_unwritten(node);
+        let byte = self.next_byte.fetch_add(1, Ordering::Relaxed);
         let mut disk = OpenOptions::new().write(true).open(node).unwrap();
-        disk.write_all(&vec![0x5a; 64 << 10]).unwrap();
+        disk.write_all(&vec![byte; WRITTEN]).unwrap();
         drop(disk);
-        Box::new((reader, stopped))
+        udevd::settle();
+        Box::new((reader, lazy))
+    }
+
+    fn has_stored(&self, node: &Path) -> bool {
+        let last = self.next_byte.load(Ordering::Relaxed) - 1;
+        stored(node, 0, WRITTEN) == vec![last; WRITTEN]
     }
 
     fn open_to_write(&self, node: &Path) -> Held {

@@ -17,7 +17,7 @@ use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsid::{Iscsid, Session, Timeouts};
 use vm_tests::guest::lio::Store;
 use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
-use vm_tests::guest::unwritten::closing;
+use vm_tests::guest::unwritten::{LazyWriteback, closing};
 
 const IQN: &str = "iqn.2026-01.example:detach";
 const MIB: u64 = 1 << 20;
@@ -279,11 +279,11 @@ fn a_lost_path_with_a_recovery_timeout_of_two_minutes_delays_the_detach_only_for
 }
 
 /// Detaches a unit with one attached path while the second path appears: `scan` is called at
-/// each stage.
+/// each stage. Returns how many devices came at the second path's address.
 fn detach_while_a_path_comes(
     scan: impl Fn(&Session, Stage) + Send + Sync + 'static,
     watched: bool,
-) {
+) -> usize {
     let engine = engine();
     let store = Store::file("b1", 16 * MIB);
     let mut target = IscsiTarget::new(IQN);
@@ -307,7 +307,7 @@ fn detach_while_a_path_comes(
     let receipt = detachment.receipt.as_ref().unwrap();
     let mut entries = receipt.paths.clone();
     entries.retain(|path| path.hctl.to_string() == late);
-    assert!(!entries.is_empty(), "{receipt:?}");
+    let came = entries.len();
     for entry in entries {
         assert!(entry.gone, "{receipt:?}");
         // multipathd does not know a path that went before it had a disk.
@@ -317,6 +317,7 @@ fn detach_while_a_path_comes(
     assert!(detachment.safe_to_unmap, "{detachment:?}");
     drop(multipathd);
     holds_pattern(&store, 3, MIB);
+    came
 }
 
 /// Scans once when all existing paths are claimed, flushed and about to be deleted.
@@ -331,49 +332,24 @@ fn once_at_the_first_delete() -> impl Fn(&Session, Stage) + Send + Sync + 'stati
 
 #[test]
 fn a_path_that_comes_when_the_others_are_about_to_be_deleted_is_deleted_too() {
-    detach_while_a_path_comes(once_at_the_first_delete(), false);
+    let came = detach_while_a_path_comes(once_at_the_first_delete(), false);
+    assert_eq!(came, 1);
 }
 
 #[test]
 fn a_path_that_somebody_scans_again_and_again_is_deleted_as_often() {
-    let looks = AtomicUsize::new(0);
+    const SCANS: usize = 3;
+    let (looks, scans) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let scan = move |session: &Session, stage| {
         // At the beginning of the call, and then before each look at the paths.
-        if stage == Stage::Resolve && (1..=3).contains(&looks.fetch_add(1, Ordering::Relaxed)) {
+        let is_look = stage == Stage::Resolve && looks.fetch_add(1, Ordering::Relaxed) > 0;
+        // A scan brings no other device while the last one stands.
+        let is_free = is_look && !session.device_dir(3).exists();
+        if is_free && scans.fetch_add(1, Ordering::Relaxed) < SCANS {
             session.scan(3);
         }
     };
-    detach_while_a_path_comes(scan, true);
-}
-
-/// Keeps pages dirty until a process asks for them, as on a machine with much memory.
-struct LazyWriteback(Vec<(&'static str, String)>);
-
-impl LazyWriteback {
-    fn new() -> Self {
-        guest::enter();
-        let settings = [
-            // One hour. With 0 the flusher runs when an inode becomes dirty, and it writes what
-            // exceeds the small share of the thresholds that a new device has.
-            ("/proc/sys/vm/dirty_writeback_centisecs", "360000"),
-            ("/proc/sys/vm/dirty_background_ratio", "90"),
-            ("/proc/sys/vm/dirty_ratio", "95"),
-        ];
-        let before = settings.map(|(file, value)| {
-            let before = fs::read_to_string(file).unwrap();
-            fs::write(file, value).unwrap();
-            (file, before)
-        });
-        Self(before.into())
-    }
-}
-
-impl Drop for LazyWriteback {
-    fn drop(&mut self) {
-        for (file, before) in self.0.iter().rev() {
-            fs::write(file, before).unwrap();
-        }
-    }
+    assert_eq!(detach_while_a_path_comes(scan, true), SCANS);
 }
 
 fn dirty() -> u64 {
@@ -387,7 +363,7 @@ fn dirty() -> u64 {
 /// the last close would write them back before, and so would udevd.
 fn nothing_of_the_cache_is_lost(multipath: Multipath) {
     const BYTES: u64 = 256 * MIB;
-    let _lazy = LazyWriteback::new();
+    let _lazy = LazyWriteback::start();
     let engine = engine();
     let store = Store::file("c1", BYTES);
     let mut target = IscsiTarget::new(IQN);

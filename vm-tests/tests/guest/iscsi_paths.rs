@@ -16,6 +16,7 @@ use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsid::{Iscsid, Timeouts};
 use vm_tests::guest::lio::Store;
 use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
+use vm_tests::guest::unwritten::{LazyWriteback, keep_unwritten};
 
 const IQN: &str = "iqn.2026-01.example:paths";
 const MIB: u64 = 1 << 20;
@@ -298,6 +299,8 @@ fn a_lun_that_a_larger_volume_received_is_not_returned_while_the_old_volume_is_m
 
 #[test]
 fn a_stale_disk_that_a_process_has_open_is_not_returned_not_removed_and_not_written_to() {
+    // Only the engine could write the old volume's pages back.
+    let _lazy = LazyWriteback::start();
     let engine = engine();
     let (old, new) = (Store::file("d1", 8 * MIB), Store::file("e2", 8 * MIB));
     let mut target = IscsiTarget::new(IQN);
@@ -307,6 +310,7 @@ fn a_stale_disk_that_a_process_has_open_is_not_returned_not_removed_and_not_writ
     let first = engine
         .attach(&AttachRequest::new(over(&[0], 2)), soon())
         .unwrap();
+    let _reader = keep_unwritten(&first.node);
     let mut holder = OpenOptions::new().write(true).open(&first.node).unwrap();
     // Dirty pages of the old volume, which must never reach the new volume.
     holder.write_all(&vec![0xdd; 4096]).unwrap();
@@ -328,6 +332,9 @@ fn a_stale_disk_that_a_process_has_open_is_not_returned_not_removed_and_not_writ
     let failure = engine.detach(over(&[0], 2), soon()).unwrap_err();
     assert_eq!(failure.kind(), ErrorKind::InUse);
     assert!(session.disk(2).is_some());
+    let data = fs::read(new.path().unwrap()).unwrap();
+    assert!(data[..4096].iter().all(|&byte| byte == 0), "it is written");
+    drop(holder);
 }
 
 #[test]

@@ -298,6 +298,7 @@ fn killed_and_taken_over<T: Served>() {
 
 #[test]
 fn two_recoveries_recover_a_session_once_and_leave_iscsids_sessions_to_iscsid() {
+    const CUTS: usize = 3;
     iscsi_tcp::prepare();
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
@@ -312,7 +313,7 @@ fn two_recoveries_recover_a_session_once_and_leave_iscsids_sessions_to_iscsid() 
     let both = [Keeping::start(&engine), Keeping::start(&engine)];
     let writer = Writer::start(&attachment.node);
     let recovered = || both.iter().map(Keeping::recovered).sum::<usize>();
-    for _ in 0..3 {
+    for _ in 0..CUTS {
         writer.goes_on();
         let before = recovered();
         target.cut(0);
@@ -324,11 +325,16 @@ fn two_recoveries_recover_a_session_once_and_leave_iscsids_sessions_to_iscsid() 
     theirs.wait_for_state("LOGGED_IN", LIMIT);
     writer.goes_on();
     writer.end();
-    for keeping in both {
-        for kept in keeping.end() {
-            assert_eq!(kept.session.0, ours.id, "{kept:?}");
-        }
+    let reports: Vec<_> = both.into_iter().flat_map(Keeping::end).collect();
+    for kept in &reports {
+        assert_eq!(kept.session.0, ours.id, "{kept:?}");
     }
+    // A second login of the same initiator makes the target end the first one's session, which is
+    // then lost and recovered again.
+    let recovered = reports
+        .iter()
+        .filter(|kept| matches!(kept.outcome, SessionRecoveryOutcome::Recovered));
+    assert_eq!(recovered.count(), CUTS, "{reports:?}");
     assert_eq!(ours.state(), "LOGGED_IN");
     theirs.logout();
     assert_eq!(detach(&engine, &target, 1), [ours.id]);

@@ -238,6 +238,7 @@ fn a_login_without_a_hand_over_leaves_nothing_and_an_unfinished_hand_over_is_rol
     iscsi_tcp::prepare();
     let target = IscsiTarget::new(IQN);
     let name = name(0);
+    let before = guest::descriptors_and_threads();
     drop(connect(&name, &options(), soon()).unwrap());
     nothing_is_left();
 
@@ -259,6 +260,22 @@ fn a_login_without_a_hand_over_leaves_nothing_and_an_unfinished_hand_over_is_rol
     let error = hand_over(&Roots::default(), &name, connection, &options(), late).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert_eq!(error.stage(), Some(Stage::Session), "{error}");
+    nothing_is_left();
+
+    // The deadline passes as soon as the hand-over has begun.
+    let (wanted, mut limit) = (options(), Duration::from_micros(50));
+    guest::wait_until("a hand-over that begins", Duration::from_secs(60), || {
+        let connection = connect(&name, &wanted, soon()).unwrap();
+        let late = Deadline::after(limit);
+        limit *= 2;
+        let handed_over = hand_over(&Roots::default(), &name, connection, &wanted, late);
+        let error = handed_over.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        let seen = error.last_seen().unwrap_or_default();
+        (!seen.starts_with("not begun")).then_some(())
+    });
+    // Its thread rolls it back after the call.
+    guest::wait_for_no_more_than(&before);
     nothing_is_left();
 }
 

@@ -1,14 +1,15 @@
 //! Which NBD device an attach takes, which a detach frees, and their other users.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::FileExt as _;
+use std::io::{Read as _, Seek as _, SeekFrom, Write};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::NbdOptions;
+use lunbd::engine::{NbdOptions, StageObserver};
 use lunbd::error::Stage;
 use lunbd::id::{BackendId, NbdIndex};
 use lunbd::{AttachRequest, Deadline, DetachRequest, DetachTarget, ErrorKind};
@@ -18,6 +19,7 @@ use vm_tests::guest::nbd_agent::{
     assert_free, attach, attribute, connected, detach, random, source,
 };
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
+use vm_tests::guest::unwritten::keep_unwritten;
 
 const MIB: u64 = 1 << 20;
 /// The limit of a wait, also on a machine that is several times slower.
@@ -178,16 +180,29 @@ fn a_probe_that_has_the_node_open_is_waited_for() {
     let probe = File::open("/dev/nbd0").unwrap();
     let options = NbdOptions::default().index(NbdIndex::new(0).unwrap());
     let request = AttachRequest::new(source(&uri)).nbd(options);
-    let error = engine
-        .attach(&request, Deadline::after(Duration::from_secs(10)))
-        .unwrap_err();
+    let limit = Deadline::after(Duration::from_secs(10));
+    let error = engine.attach(&request, limit).unwrap_err();
+    assert!(limit.has_passed(), "it did not wait: {error}");
     assert_eq!(error.kind(), ErrorKind::InUse);
     let opener = format!("{} (", std::process::id());
     assert!(error.to_string().contains(&opener), "{error}");
 
+    // The kernel logs each refusal. The probe ends after one, when the attach waits already.
+    let mut log = OpenOptions::new()
+        .read(true)
+        .custom_flags(nix::libc::O_NONBLOCK)
+        .open("/dev/kmsg")
+        .unwrap();
+    log.seek(SeekFrom::End(0)).unwrap();
+    let mut record = vec![0; 8 << 10];
     let attachment = thread::scope(|scope| {
         let waiting = scope.spawn(|| engine.attach(&request, soon()));
-        thread::sleep(Duration::from_millis(300));
+        guest::wait_until("the kernel's refusal", LIMIT, || {
+            // One read is one record. It fails where there is no further one.
+            let length = log.read(&mut record).ok()?;
+            let record = String::from_utf8_lossy(&record[..length]);
+            record.contains("nbd0 already in use").then_some(())
+        });
         drop(probe);
         waiting.join().unwrap().unwrap()
     });
@@ -219,12 +234,14 @@ fn a_disk_that_udev_reads_is_disconnected_after_the_read() {
 
 #[test]
 fn a_mounted_device_is_refused_and_a_detached_one_was_flushed() {
+    /// The file system ends before this byte, so that its unmount does not write what is here.
+    const BEHIND_IT: u64 = 48 * MIB;
     let _module = NbdModule::with_backend_ids(4);
     let store = Store::sparse(64 * MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
     let (engine, uri) = (engine(), server.uri("disk"));
     let node = attach(&engine, &uri).node;
-    guest::run(&["mkfs.ext4", "-q", "-F", node.to_str().unwrap()]);
+    guest::run(&["mkfs.ext4", "-q", "-F", node.to_str().unwrap(), "32M"]);
     fs::create_dir_all("/tmp/nbd").unwrap();
     guest::run(&["mount", node.to_str().unwrap(), "/tmp/nbd"]);
     let error = engine.detach(source(&uri), soon()).unwrap_err();
@@ -234,7 +251,27 @@ fn a_mounted_device_is_refused_and_a_detached_one_was_flushed() {
     fs::write("/tmp/nbd/file", "still here").unwrap();
     guest::run(&["umount", "/tmp/nbd"]);
     fs::remove_dir("/tmp/nbd").unwrap();
-    detach(&engine, &uri);
+    let reader = Mutex::new(Some(keep_unwritten(&node)));
+    let disk = OpenOptions::new().write(true).open(&node).unwrap();
+    disk.write_all_at(&[0x5a; 4096], BEHIND_IT).unwrap();
+    drop(disk);
+    let is_stored = || {
+        let mut block = [0; 4096];
+        let file = File::open(store.path()).unwrap();
+        file.read_exact_at(&mut block, BEHIND_IT).unwrap();
+        block == [0x5a; 4096]
+    };
+    assert!(!is_stored(), "it is written already");
+    // The disconnect frees the device only after the last close. The claim is still open when
+    // the reader closes, so that this close writes nothing back.
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Disconnect {
+            drop(reader.lock().unwrap().take());
+        }
+    });
+    let request = DetachRequest::new(source(&uri)).observe(observer);
+    assert!(engine.detach(request, soon()).unwrap().changed);
+    assert!(is_stored(), "it was not written back");
     guest::run(&["e2fsck", "-fn", store.path().to_str().unwrap()]);
 }
 

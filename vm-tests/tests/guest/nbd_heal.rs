@@ -3,9 +3,11 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use lunbd::engine::{HealOutcome, HealReport, NbdOptions, StageObserver};
@@ -279,20 +281,42 @@ fn a_healthy_device_is_left_as_it_is() {
     detach(&engine, &uri);
 }
 
-/// Attaches a store, replaces its server by another one and heals.
+/// Writes a block of the device, and flushes it on the returned thread, which waits for a server.
+fn write_and_flush(node: PathBuf) -> JoinHandle<std::io::Result<()>> {
+    let (written, is_written) = std::sync::mpsc::channel();
+    let flushing = std::thread::spawn(move || {
+        let disk = File::options().write(true).open(node)?;
+        disk.write_all_at(&[0x5a; 4096], MIB)?;
+        written.send(()).unwrap();
+        disk.sync_all()
+    });
+    let limit = soon().remaining();
+    is_written.recv_timeout(limit).expect("a write");
+    flushing
+}
+
+/// Attaches a store, replaces its server by another one while a write waits, and heals.
 fn healed_by_another(
     first: &[&str],
     second: &[&str],
-) -> (HealReport, NbdServer, Engine, Attachment, String) {
+) -> (
+    HealReport,
+    NbdServer,
+    Engine,
+    Attachment,
+    String,
+    JoinHandle<std::io::Result<()>>,
+) {
     let at = At::tcp();
     let mut server = NbdServer::nbdkit(at.clone(), first);
     let (engine, uri) = (engine(), server.uri(""));
     let attachment = attach_with(&engine, &uri, &patient());
     server.kill();
     drop(server);
+    let flushing = write_and_flush(attachment.node.clone());
     let server = NbdServer::nbdkit(at, second);
     let [healing] = <[HealReport; 1]>::try_from(engine.heal(soon()).unwrap()).unwrap();
-    (healing, server, engine, attachment, uri)
+    (healing, server, engine, attachment, uri, flushing)
 }
 
 #[test]
@@ -305,7 +329,8 @@ fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
         assert!(bytes.iter().all(|&byte| byte == 7));
     };
     for second in [&["file", path][..], &["--readonly", "memory", "8M"]] {
-        let (healing, server, engine, _, uri) = healed_by_another(&["memory", "8M"], second);
+        let (healing, server, engine, _, uri, flushing) =
+            healed_by_another(&["memory", "8M"], second);
         let HealOutcome::GeometryChanged(differences) = &healing.outcome else {
             panic!("{healing:?}");
         };
@@ -317,12 +342,15 @@ fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
         };
         assert!(differences.iter().any(expected), "{differences:?}");
         assert!(healing.budget_left.is_some());
+        assert_eq!(server.connections(), 0, "the kernel got one");
         is_untouched();
         // The heal accepts the right server again.
         let at = server.at().clone();
         drop(server);
         let _right = NbdServer::nbdkit(at, &["memory", "8M"]);
         healed(engine.heal(soon()).unwrap());
+        flushing.join().unwrap().unwrap();
+        is_untouched();
         detach(&engine, &uri);
     }
 }
@@ -330,12 +358,13 @@ fn a_server_that_is_back_with_another_export_is_refused_and_not_written_to() {
 #[test]
 fn a_heal_takes_a_grown_export_and_reports_its_growth() {
     let _module = NbdModule::with_backend_ids(2);
-    let (healing, _server, engine, attachment, uri) =
+    let (healing, _server, engine, attachment, uri, flushing) =
         healed_by_another(&["memory", "8M"], &["memory", "16M"]);
     let HealOutcome::Adopted(differences) = &healing.outcome else {
         panic!("{healing:?}");
     };
     assert!(matches!(differences[..], [Difference::Grown { .. }]));
+    flushing.join().unwrap().unwrap();
     assert_eq!(
         engine.inventory().unwrap().units[0].size,
         Some(attachment.size)

@@ -86,15 +86,19 @@ fn the_kernel_receives_over_each_connection_though_it_starts_no_thread_in_time()
     let backends = ["one", "two", "three"].map(|id| id.parse().unwrap());
     let attached = backends.clone().map(|backend| {
         let request = AttachRequest::new(source.clone()).nbd(options.clone().backend(backend));
-        engine.attach(&request, soon())
+        engine.attach(&request, soon()).map(|attachment| {
+            let device = attachment.nbd_index().unwrap().name();
+            (attachment.unit, threads_of_receivers(&device, true).len())
+        })
     });
     drop(slow);
-    for attachment in attached {
-        let unit = attachment.expect("an attach").unit;
+    for attached in attached {
+        let (unit, receivers) = attached.expect("an attach");
         let Unit::Nbd { connections, .. } = unit else {
             panic!("{unit:?}");
         };
         assert_eq!(connections, usize::from(CONNECTIONS));
+        assert_eq!(receivers, usize::from(CONNECTIONS));
     }
     for backend in backends {
         let request = DetachRequest::new(source.clone()).backend(backend);
@@ -102,14 +106,14 @@ fn the_kernel_receives_over_each_connection_though_it_starts_no_thread_in_time()
     }
 }
 
-/// The threads that work for the device's queue of receivers: `kworker/u5:2+nbd0-recv`, or
+/// The threads that work for a device's queue of receivers: `kworker/u5:2+nbd0-recv`, or
 /// its own rescue thread.
-fn threads_of_receivers(runs: bool) -> Vec<String> {
-    let mark = if runs { "+nbd0-recv" } else { "nbd0-recv" };
+fn threads_of_receivers(device: &str, runs: bool) -> Vec<String> {
+    let mark = format!("{}{device}-recv", if runs { "+" } else { "" });
     let mut pids = guest::entries("/proc");
     pids.retain(|pid| {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        pid.parse::<u32>().is_ok() && name.contains(mark)
+        pid.parse::<u32>().is_ok() && name.contains(&mark)
     });
     pids
 }
@@ -137,11 +141,11 @@ fn a_heal_returns_when_the_kernel_receives_over_each_new_connection() {
     let others = attach(&other.uri(""));
     server.start();
     let slow = SlowThreads::start();
-    for rescuer in threads_of_receivers(false) {
+    for rescuer in threads_of_receivers("nbd0", false) {
         guest::run(&["chrt", "--idle", "--pid", "0", &rescuer]);
     }
     let healing = engine.heal_source(&source, &options, soon()).unwrap();
-    let receivers = threads_of_receivers(true).len();
+    let receivers = threads_of_receivers("nbd0", true).len();
     drop(slow);
     assert!(
         matches!(healing.outcome, HealOutcome::Adopted(_)),

@@ -212,6 +212,7 @@ fn four_connections_carry_tls_each_with_keys_of_its_own() {
         .dead_connection_timeout(Duration::from_secs(60));
     let request = AttachRequest::new(source.clone()).nbd(options);
     let attachment = engine.attach(&request, soon()).unwrap();
+    assert_eq!(server.connections(), 4);
     let writer = Writer::start(&attachment.node);
     writer.goes_on();
     server.kill();
@@ -219,6 +220,7 @@ fn four_connections_carry_tls_each_with_keys_of_its_own() {
     let healings = engine.heal(soon()).unwrap();
     assert!(healings[0].outcome.serves(), "{healings:?}");
     writer.goes_on();
+    assert_eq!(server.connections(), 4);
     writer.end();
     assert!(engine.detach(source, soon()).unwrap().changed);
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use lunbd::engine::{Flush, NbdOptions};
-use lunbd::{AttachRequest, DetachRequest, Engine, ErrorKind, Source};
+use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Source};
+use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::certificates::Certificates;
 use vm_tests::guest::directory::Directory;
@@ -82,6 +83,17 @@ fn no_heal_gives_a_device_that_uses_tls_a_connection_without_tls() {
     let request = AttachRequest::new(secured.clone()).nbd(options("pvc-1"));
     agent.attach(&request, soon()).unwrap();
     server.kill();
+    // A server without TLS comes back at the same address.
+    let without_tls = NbdServer::nbdkit(server.at().clone(), &["memory", "8M"]);
+    let short = Deadline::after(Duration::from_secs(5));
+    let healing = agent
+        .heal_source(&secured, &options("pvc-1"), short)
+        .unwrap();
+    assert!(!healing.outcome.serves(), "{healing:?}");
+    guest::wait_until("no client", Duration::from_secs(10), || {
+        (without_tls.connections() == 0).then_some(())
+    });
+    drop(without_tls);
     server.start();
     let healed = agent.heal_source(&plain, &options("pvc-1"), soon());
     let error = healed.expect_err("its connections use TLS");

@@ -2,7 +2,8 @@
 //! and the disk has a journal.
 //!
 //! The other steps of an attach and a detach leave the same journal on the disk as the
-//! journal's step before them: `own_boot_crash_mpath` and `own_boot_crash_nbd` require that.
+//! journal's step before them: whole sweeps of `own_boot_crash_mpath` and `own_boot_crash_nbd`
+//! require that.
 //!
 //! A run takes the steps of its part with one kind of volume. Fifteen runs with consecutive
 //! seeds take every step with every kind. A boot that the test did not

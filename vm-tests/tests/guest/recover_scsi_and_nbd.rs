@@ -5,9 +5,12 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lunbd::engine::{Action, Condition, DetachVolume, Journal, NbdOptions, Recovered};
+use lunbd::engine::{
+    Action, Condition, DetachVolume, Journal, NbdOptions, Recovered, StageObserver,
+};
 use lunbd::error::Stage;
 use lunbd::id::VolumeId;
 use lunbd::{AttachRequest, Engine, ErrorKind, Source};
@@ -197,7 +200,11 @@ fn a_full_disk_under_the_journal_refuses_before_anything_is_scanned() {
     assert_eq!(full.raw_os_error(), Some(nix::libc::ENOSPC));
     drop(file);
     let request = AttachRequest::new(unit(&target, 1));
-    let refused = engine.attach_volume(&journal, &volume(), &request, soon());
+    let stages = Arc::new(Mutex::new(Vec::new()));
+    let entered = Arc::clone(&stages);
+    let observer = StageObserver::new(move |stage| entered.lock().unwrap().push(stage));
+    let noted = request.clone().observe(observer);
+    let refused = engine.attach_volume(&journal, &volume(), &noted, soon());
     let devices = target.devices();
     fs::remove_file(&filler).unwrap();
     let left = guest::entries(&place.0);
@@ -210,6 +217,8 @@ fn a_full_disk_under_the_journal_refuses_before_anything_is_scanned() {
     let error = refused.unwrap_err();
     assert_eq!(error.errno(), Some(nix::libc::ENOSPC), "{error}");
     assert_eq!(error.stage(), Some(Stage::Journal), "{error}");
+    let stages = stages.lock().unwrap();
+    assert!(!stages.contains(&Stage::Scan), "{stages:?}");
     assert_eq!(devices, [] as [&str; 0]);
     assert_eq!(left, ["journal.lock"]);
     attached.unwrap();

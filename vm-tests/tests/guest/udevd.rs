@@ -215,6 +215,15 @@ fn a_new_user_namespace_attaches_by_looking_at_sysfs_and_may_not_detach() {
     assert_eq!(target.devices(), [] as [&str; 0]);
 }
 
+/// Whether a thread of this process scans in the kernel.
+fn is_scanning() -> bool {
+    let threads = guest::entries("/proc/self/task");
+    threads.iter().any(|thread| {
+        let stack = fs::read_to_string(format!("/proc/self/task/{thread}/stack"));
+        stack.is_ok_and(|stack| stack.contains("scsi_probe_and_add_lun"))
+    })
+}
+
 #[test]
 fn a_scan_that_hangs_does_not_hang_the_caller_and_a_detach_waits_for_its_end() {
     guest::enter();
@@ -233,10 +242,12 @@ fn a_scan_that_hangs_does_not_hang_the_caller_and_a_detach_waits_for_its_end() {
         error.last_seen().unwrap().contains("host state="),
         "{error}"
     );
+    assert!(is_scanning());
     // The target answers again. The scan continues, and may find the unit or not.
     target.set("every_nth", 0);
     target.set("opts", 0);
     engine.detach(unit(&target, 3), in_seconds(300)).unwrap();
+    assert!(!is_scanning(), "the detach has not waited for the scan");
     assert_eq!(target.devices(), [] as [&str; 0]);
 }
 
