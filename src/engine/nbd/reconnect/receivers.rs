@@ -81,7 +81,9 @@ impl NbdReconnect {
 
     /// Waits until the receiver of a new connection runs, for at most two seconds, and then
     /// records that it has begun. `before` is how many ran before the kernel got the connection.
-    /// Where this process does not see the kernel's threads, it records that at once.
+    /// Where this process does not see the kernel's threads, it records that at once. It also
+    /// does so if it has seen none, or if another process has connections of the device: then
+    /// the numbers prove nothing.
     pub(super) fn wait_for_new_receiver(
         &self,
         engine: &Engine,
@@ -98,11 +100,12 @@ impl NbdReconnect {
                 }
                 None => true,
             };
-            if has_begun || until.has_passed() && self.own_live(engine).is_none() {
+            let is_late = until.has_passed();
+            let proves_nothing = || running == Some(0) || self.own_live(engine).is_none();
+            if has_begun || is_late && proves_nothing() {
                 self.change_own_link(engine, Link::note_receivers_began);
-                return;
             }
-            if until.has_passed() {
+            if has_begun || is_late {
                 return;
             }
             until.pause(pauses.pause());
