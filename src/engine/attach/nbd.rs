@@ -8,7 +8,7 @@ mod prove;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::attach::nbd::connect::{Connected, Offer, connect_free};
 use crate::engine::attach::nbd::existing::attach_existing_nbd;
@@ -53,11 +53,14 @@ pub(super) fn attach_nbd(
     let connections = DeviceLock::of_connections(&backend);
     let connections_lock = DeviceLock::take(roots, &connections, call.deadline)?;
     let locks = Arc::new([backend_lock, connections_lock]);
+    // A server may end one of the connections each time.
+    let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     loop {
         if let Some(attachment) = attach_new(engine, uri, request, &backend, &locks, call)? {
             return Ok(attachment);
         }
         tracing::warn!(%uri, "the kernel did not receive over each connection: connecting again");
+        call.deadline.pause(pauses.pause());
     }
 }
 
@@ -174,7 +177,8 @@ fn check_receivers(
     link: &mut Link,
     deadline: Deadline,
 ) -> Result<ReceiverCheck> {
-    let connections = link.state().live;
+    let state = link.state();
+    let connections = state.live + state.dead;
     if connections < 2 {
         return Ok(ReceiverCheck::AllReceive);
     }

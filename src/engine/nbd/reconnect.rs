@@ -204,6 +204,7 @@ impl NbdReconnect {
             // It serves over connections of another process.
             self.forget_dead_connections(engine);
         }
+        self.note_receivers_if_each_runs(engine);
         let state = self.link_state(engine)?;
         let may_lack_some = (state.is_redundant() || state.may_have_more) && !state.is_whole();
         if (state.dead > 0 || may_lack_some)

@@ -40,6 +40,9 @@ impl NbdReconnect {
                     self.change_own_link(engine, Link::note_receivers_began);
                     break;
                 }
+                Ok(check) if self.unread_for(engine).is_zero() && !self.has_dead(engine) => {
+                    return Ok(check.require(&self.device).err());
+                }
                 Ok(ReceiverCheck::NotAllReceive) => self.free_receivers(engine),
                 Err(error) => return Ok(Some(error)),
             }
@@ -94,34 +97,53 @@ impl NbdReconnect {
         let until = deadline.at_most(UNREAD_LIMIT);
         loop {
             let running = receivers::count(engine.roots(), self.index());
-            let has_begun = match running.zip(before) {
-                Some((running, before)) => {
-                    running > before || self.own_live(engine) == Some(running)
-                }
-                None => true,
-            };
+            let one_more_runs = running
+                .zip(before)
+                .is_some_and(|(running, before)| running > before);
+            let each_runs = running.is_none() || self.own_live(engine) == running;
             let is_late = until.has_passed();
-            let proves_nothing = || running == Some(0) || self.own_live(engine).is_none();
-            if has_begun || is_late && proves_nothing() {
+            let proves_nothing = running.max(before) == Some(0) || self.own_live(engine).is_none();
+            if each_runs || is_late && proves_nothing {
                 self.change_own_link(engine, Link::note_receivers_began);
             }
-            if has_begun || is_late {
+            if one_more_runs || each_runs {
+                self.change_own_link(engine, Link::note_newest_receiver_began);
+            }
+            if one_more_runs || each_runs || is_late {
                 return;
             }
             until.pause(pauses.pause());
         }
     }
 
+    /// Records that the receivers of all connections have begun, if as many run as live. A heal
+    /// that ran out of time may not have seen that.
+    pub(super) fn note_receivers_if_each_runs(&self, engine: &Engine) {
+        let is_unknown = self.change_own_link(engine, |link| link.has_live_without_receiver());
+        if is_unknown == Some(true)
+            && let Some(running) = receivers::count(engine.roots(), self.index())
+            && self.own_live(engine) == Some(running)
+        {
+            self.change_own_link(engine, Link::note_receivers_began);
+        }
+    }
+
+    /// If more receivers run than connections live, another process may have replaced the dead
+    /// connection. Then the kernel takes no new one for it.
+    ///
     /// # Errors
     /// `NotReady` if a connection has ended and its receiver may not have begun: a new connection
     /// in its slot could have two receivers, and a read could return wrong bytes.
     pub(super) fn require_no_late_receiver(&self, engine: &Engine) -> Result<()> {
-        if self.change_own_link(engine, |link| link.has_dead_without_receiver()) != Some(true) {
+        let is_late = self.change_own_link(engine, |link| link.has_dead_without_receiver());
+        let running = receivers::count(engine.roots(), self.index());
+        if is_late != Some(true) || running > self.own_live(engine) {
             return Ok(());
         }
         let message = format!(
             "a dead connection of nbd{} is not replaced: its receiver in the kernel may not have \
-             begun, and a new connection could have two receivers; attach the volume again",
+             begun, and a new connection could have two receivers; detach the volume and attach \
+             it again",
             self.index()
         );
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure))
@@ -133,12 +155,13 @@ impl NbdReconnect {
     /// it cannot see both numbers.
     pub(super) fn wait_for_receivers_of_dead(&mut self, engine: &Engine, deadline: Deadline) {
         let mut pauses = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
-        let until = deadline.at_most(UNREAD_LIMIT);
+        let until = deadline.half().at_most(UNREAD_LIMIT);
         loop {
             let running = receivers::count(engine.roots(), self.index());
             let both = running.zip(self.own_live(engine));
             let surplus = both.map_or(0, |(running, live)| running.saturating_sub(live));
             if surplus <= self.known_surplus {
+                self.known_surplus = surplus;
                 return;
             }
             if until.has_passed() {

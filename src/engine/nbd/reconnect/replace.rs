@@ -106,16 +106,22 @@ impl NbdReconnect {
         let marking = nbd::timeouts_that_mark(self.timeouts);
         let reconfigure =
             |timeouts| Reconfigure::new(self.index(), timeouts).backend(self.backend.clone());
+        let is_marked = marking != self.timeouts;
+        // The other half is for the removal of the mark.
+        let limit = if is_marked { deadline.half() } else { deadline };
         let offered = reconfigure(marking)
             .sockets(nbd::duplicate([&server.stream])?)
-            // The other half is for the removal of the mark.
-            .send(engine.roots(), deadline.half());
-        let adoption = nbd::adoption(&server.stream, marking);
-        let unmarked = if marking == self.timeouts {
-            Ok(())
+            .send(engine.roots(), limit);
+        let restored = if is_marked {
+            reconfigure(self.timeouts).send(engine.roots(), deadline)
         } else {
-            let restored = reconfigure(self.timeouts).send(engine.roots(), deadline);
-            nbd::unmark(&server.stream).and(restored)
+            Ok(())
+        };
+        let adoption = nbd::adoption(&server.stream, marking);
+        let unmarked = if is_marked {
+            nbd::unmark(&server.stream)
+        } else {
+            Ok(())
         };
         tracing::debug!(?adoption, "offered a connection");
         self.no_slot_is_dead = adoption != Adoption::Taken;
@@ -134,7 +140,7 @@ impl NbdReconnect {
                 });
             }
         }
-        unmarked.and(offered)?;
+        unmarked.and(restored).and(offered)?;
         Ok(unproven)
     }
 
@@ -246,14 +252,16 @@ impl NbdReconnect {
             if let Err(error) = self.require_no_late_receiver(engine) {
                 return Ok(Some(error));
             }
-            if tries == 0 {
-                self.wait_for_receivers_of_dead(engine, deadline);
-            }
             self.dials += 1;
             let server = match self.dial_for_serving_device(engine, deadline.at_most(limit)) {
                 Ok(server) => server,
                 Err(error) => return Ok(Some(error)),
             };
+            // Another connection may have ended meanwhile, and the kernel may choose its slot.
+            self.wait_for_receivers_of_dead(engine, deadline);
+            if let Err(error) = self.require_no_late_receiver(engine) {
+                return Ok(Some(error));
+            }
             if let Some(unproven) = self.offer(engine, server, deadline)?
                 && state.dead > 0
             {
