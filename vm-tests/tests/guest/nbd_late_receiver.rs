@@ -5,6 +5,7 @@
 //! above them: its own, the server's and some of the kernel.
 
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::process::Command;
@@ -110,6 +111,22 @@ impl Drop for BusyProcessors {
     }
 }
 
+/// Ends one of the two connections of the device, and keeps the kernel from starting a receiver.
+/// When the other one ends, the thread of its receiver takes the receiver that waits. Returns the
+/// client of the other one.
+fn cut_one_of_two(server: &NbdServer) -> (SocketAddr, BusyProcessors) {
+    let [dead, living] = server.tcp_clients()[..] else {
+        panic!("{:?}", server.tcp_clients());
+    };
+    server.cut(dead);
+    guest::wait_until("one receiver to end", LIMIT, || {
+        (threads_with(&["+nbd0-recv"]).len() == 1).then_some(())
+    });
+    let mut raised = threads_with(&OF_PROCESSORS);
+    raised.extend(threads_with(&["+nbd0-recv"]));
+    (living, BusyProcessors::start(raised))
+}
+
 #[test]
 fn a_heal_replaces_also_the_connection_that_keeps_the_kernel_from_receiving_over_the_new_one() {
     const CONNECTIONS: u16 = 2;
@@ -128,18 +145,7 @@ fn a_heal_replaces_also_the_connection_that_keeps_the_kernel_from_receiving_over
     let source: Source = server.uri("disk").parse().unwrap();
     let request = AttachRequest::new(source.clone()).nbd(options.clone());
     engine.attach(&request, soon()).expect("an attach");
-    let [dead, living] = server.tcp_clients()[..] else {
-        panic!("{:?}", server.tcp_clients());
-    };
-    server.cut(dead);
-    guest::wait_until("one receiver to end", LIMIT, || {
-        (threads_with(&["+nbd0-recv"]).len() == 1).then_some(())
-    });
-    // The kernel starts no new receiver. When a connection ends, the thread of its receiver
-    // takes the receiver that waits.
-    let mut raised = threads_with(&OF_PROCESSORS);
-    raised.extend(threads_with(&["+nbd0-recv"]));
-    let busy = BusyProcessors::start(raised);
+    let (living, busy) = cut_one_of_two(&server);
     let healing = thread::scope(|scope| {
         scope.spawn(|| {
             guest::wait_until("the living connection to end", LIMIT, || {
@@ -183,16 +189,7 @@ fn a_connection_that_ends_before_its_receiver_has_begun_is_not_replaced() {
     let request = AttachRequest::new(source.clone()).nbd(options.clone());
     let node = engine.attach(&request, soon()).expect("an attach").node;
     guest::udevd::settle();
-    let [dead, living] = server.tcp_clients()[..] else {
-        panic!("{:?}", server.tcp_clients());
-    };
-    server.cut(dead);
-    guest::wait_until("one receiver to end", LIMIT, || {
-        (threads_with(&["+nbd0-recv"]).len() == 1).then_some(())
-    });
-    let mut raised = threads_with(&OF_PROCESSORS);
-    raised.extend(threads_with(&["+nbd0-recv"]));
-    let busy = BusyProcessors::start(raised);
+    let (living, busy) = cut_one_of_two(&server);
     // The kernel ends the new connection, over which it does not receive, after the timeout.
     for _ in 0..2 {
         let deadline = Deadline::after(10 * LATE);
