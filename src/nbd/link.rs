@@ -1,19 +1,18 @@
 //! The sockets of a connected device that this process holds, and which of them are
 //! dead.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+mod receivers;
+
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{Shutdown, shutdown};
-
 use super::command::NewTimeouts;
+use super::held_socket::HeldSocket;
 use super::known_content::KnownContent;
 use super::served::Slots;
 use super::tls_info::TlsInfo;
 use super::unread::Unread;
 use crate::crash::crash_point;
-use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, ContentName, NbdServer, NbdUri};
 
 /// The sockets that this process has handed over for a connected device. It keeps them
@@ -41,37 +40,6 @@ pub(crate) struct Link {
     /// The thread that connected the device; a reconnect does not change it. `None` if
     /// it could not be read.
     connected_by: Option<u32>,
-}
-
-/// The socket of a connection that this process holds.
-#[derive(Debug)]
-struct HeldSocket {
-    socket: OwnedFd,
-    unread: Unread,
-    /// Whether the kernel's receiver of this connection is known to have begun. One that has
-    /// not begun when the connection ends reads the next socket of its slot.
-    receiver_began: bool,
-}
-
-impl From<OwnedFd> for HeldSocket {
-    fn from(socket: OwnedFd) -> Self {
-        Self {
-            socket,
-            unread: Unread::default(),
-            receiver_began: false,
-        }
-    }
-}
-
-impl HeldSocket {
-    fn has_hung_up(&self) -> bool {
-        has_hung_up(&self.socket)
-    }
-
-    fn shut_down(&self) {
-        // ENOTCONN: the connection is dead already.
-        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
-    }
 }
 
 /// What is known about the connections in the kernel's slots.
@@ -223,43 +191,6 @@ impl Link {
         }
     }
 
-    /// Records that the kernel's receivers of the live connections have begun.
-    pub(crate) fn note_receivers_began(&mut self) {
-        let live = self.held_sockets.iter_mut();
-        for held in live.filter(|held| !has_hung_up(&held.socket)) {
-            held.receiver_began = true;
-        }
-    }
-
-    /// Records that the kernel's receiver of the newest connection has begun, after one more
-    /// receiver began. It records nothing if that may be the one of another live connection.
-    pub(crate) fn note_newest_receiver_began(&mut self) {
-        if let Some((newest, others)) = self.held_sockets.split_last_mut() {
-            let is_late = |held: &HeldSocket| !held.receiver_began && !held.has_hung_up();
-            newest.receiver_began |= !others.iter().any(is_late);
-        }
-    }
-
-    /// Whether a live connection has a receiver that is not known to have begun.
-    pub(crate) fn has_live_without_receiver(&self) -> bool {
-        let mut live = self.held_sockets.iter().filter(|held| !held.has_hung_up());
-        live.any(|held| !held.receiver_began)
-    }
-
-    /// Records that no receiver of the connections that have ended is left.
-    pub(crate) fn note_receivers_of_dead_ended(&mut self) {
-        let dead = self.held_sockets.iter_mut();
-        for held in dead.filter(|held| has_hung_up(&held.socket)) {
-            held.receiver_began = true;
-        }
-    }
-
-    /// Whether a connection has ended of which the receiver may not have begun.
-    pub(crate) fn has_dead_without_receiver(&self) -> bool {
-        let mut dead = self.held_sockets.iter().filter(|held| held.has_hung_up());
-        dead.any(|held| !held.receiver_began)
-    }
-
     /// Whether every connection of the device has ended. It is false if another process
     /// has made some of them.
     pub(crate) fn is_dead(&self) -> bool {
@@ -307,28 +238,6 @@ impl Link {
     }
 }
 
-fn has_hung_up(socket: &OwnedFd) -> bool {
-    // nix has no name for POLLRDHUP. Otherwise poll reports only hang-ups and errors
-    // here, so any event means that the connection has ended.
-    let peer_closed = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
-    let mut polled = [PollFd::new(socket.as_fd(), peer_closed)];
-    matches!(poll(&mut polled, PollTimeout::ZERO), Ok(1..))
-}
-
-/// Duplicates the sockets for the kernel to take over.
-pub(crate) fn duplicate<'a>(
-    sockets: impl IntoIterator<Item = &'a OwnedFd>,
-) -> Result<Vec<OwnedFd>> {
-    sockets
-        .into_iter()
-        .map(OwnedFd::try_clone)
-        .collect::<std::io::Result<_>>()
-        .map_err(|error| {
-            let message = format!("cannot duplicate a socket: {error}");
-            Error::new(ErrorKind::Io, message)
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
@@ -336,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    fn link(sockets: Vec<OwnedFd>) -> Link {
+    pub(super) fn link(sockets: Vec<OwnedFd>) -> Link {
         let (uri, backend) = ("nbd://h/x".parse().unwrap(), BackendId::derived("x"));
         Link::new(uri, backend, sockets, NewTimeouts::default(), Some(7))
     }
@@ -420,48 +329,6 @@ mod tests {
         assert!(link.has_unread_of_dead());
         one.read_exact(&mut [0; 5]).unwrap();
         assert!(!link.has_unread_of_dead());
-    }
-
-    #[test]
-    fn a_receiver_that_was_not_seen_to_begin_before_its_connection_ended_may_begin_later() {
-        let (one, peer_of_one) = UnixStream::pair().unwrap();
-        let (two, peer_of_two) = UnixStream::pair().unwrap();
-        let mut link = link(vec![one.into()]);
-        link.note_receivers_began();
-        link.held_sockets.push(OwnedFd::from(two).into());
-        drop(peer_of_one);
-        assert!(!link.has_dead_without_receiver());
-        drop(peer_of_two);
-        link.note_receivers_began();
-        assert!(link.has_dead_without_receiver());
-        link.note_receivers_of_dead_ended();
-        assert!(!link.has_dead_without_receiver());
-    }
-
-    #[test]
-    fn one_more_receiver_is_that_of_the_newest_connection_unless_another_one_waits_for_its_own() {
-        let pairs = [(); 3].map(|()| UnixStream::pair().unwrap());
-        let [
-            (one, _peer_of_one),
-            (two, peer_of_two),
-            (three, peer_of_three),
-        ] = pairs;
-        let mut link = link(vec![one.into()]);
-        link.held_sockets.push(OwnedFd::from(two).into());
-        link.note_newest_receiver_began();
-        assert!(link.has_live_without_receiver());
-        drop(peer_of_two);
-        assert!(link.has_dead_without_receiver());
-        link.note_receivers_began();
-        assert!(!link.has_live_without_receiver());
-        link.held_sockets.push(OwnedFd::from(three).into());
-        drop(peer_of_three);
-        link.note_receivers_of_dead_ended();
-        let mut newest = link.held_sockets.pop().unwrap();
-        newest.receiver_began = false;
-        link.held_sockets.push(newest);
-        link.note_newest_receiver_began();
-        assert!(!link.has_dead_without_receiver());
     }
 
     #[test]

@@ -100,9 +100,10 @@ impl NbdReconnect {
             let one_more_runs = running
                 .zip(before)
                 .is_some_and(|(running, before)| running > before);
-            let each_runs = running.is_none() || self.own_live(engine) == running;
+            let own_live = self.own_live(engine);
+            let each_runs = running.is_none() || own_live == running;
             let is_late = until.has_passed();
-            let proves_nothing = running.max(before) == Some(0) || self.own_live(engine).is_none();
+            let proves_nothing = running.max(before) == Some(0) || own_live.is_none();
             if each_runs || is_late && proves_nothing {
                 self.change_own_link(engine, Link::note_receivers_began);
             }

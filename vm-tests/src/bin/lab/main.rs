@@ -30,6 +30,7 @@ mod own_patch;
 mod package;
 mod programs;
 mod qemu;
+mod remains;
 mod run_dir;
 mod schedule;
 mod seed;

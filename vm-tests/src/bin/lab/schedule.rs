@@ -19,8 +19,9 @@ use crate::debian::Mirrors;
 use crate::emulator::Emulator;
 use crate::kernel::{self, Kernel, Series};
 use crate::programs::{self, Programs};
+use crate::remains::Remains;
 use crate::run_dir::RunDir;
-use crate::summary::{Remains, Summary};
+use crate::summary::Summary;
 use crate::units::{self, Unit};
 use crate::{expected_skips, guest_root, harmless, modules};
 
