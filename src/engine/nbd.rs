@@ -3,8 +3,10 @@
 pub(super) mod backend;
 pub(super) mod heal;
 pub(super) mod known;
+pub(super) mod offers;
 pub(super) mod outcome;
 pub(super) mod reads;
 pub(super) mod receivers;
 pub(super) mod reconnect;
 pub(super) mod same_volume;
+mod server;

@@ -248,7 +248,9 @@ fn end_link(
         if let Some(link) = link {
             engine.links.lock().entry(index).or_insert(link);
         }
-    })
+    })?;
+    engine.nbd_offers.lock().remove(&index);
+    Ok(())
 }
 
 #[cfg(test)]

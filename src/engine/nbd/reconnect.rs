@@ -2,10 +2,10 @@
 
 mod content;
 mod evidence;
+mod offer;
 mod probe;
 mod receivers;
 mod replace;
-mod server;
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::deadline::{Backoff, Deadline, jittered};
 use crate::engine::Engine;
 use crate::engine::attach::nbd_options::ContentRule;
 use crate::engine::nbd::outcome::{HealOutcome, HealReport};
-use crate::engine::nbd::reconnect::server::{DIAL_LIMIT, Server};
+use crate::engine::nbd::server::{DIAL_LIMIT, Server};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::Pending;
@@ -41,6 +41,8 @@ pub(in crate::engine) struct NbdReconnect {
     adopted: Option<Vec<Difference>>,
     /// The kernel did not take the connection that it was offered last.
     no_slot_is_dead: bool,
+    /// How many offers in a row brought no further live connection. A turn may end between two.
+    offers_in_vain: u32,
     /// How many receivers ran without a live connection of this process after a wait for their
     /// end.
     known_surplus: usize,
@@ -74,6 +76,7 @@ impl NbdReconnect {
             own_link_had_ended: false,
             adopted: None,
             no_slot_is_dead: false,
+            offers_in_vain: 0,
             known_surplus: 0,
             died: None,
             lost_connection: LostConnection::None,
@@ -184,6 +187,7 @@ impl NbdReconnect {
         /// Longer than a working server takes for one block.
         const READ_LIMIT: Duration = Duration::from_secs(1);
         self.no_slot_is_dead = false;
+        self.decide_earlier_offer(engine, deadline)?;
         let state = self.link_state(engine)?;
         let is_dead = state.is_dead() || (self.died.is_some() && !state.is_redundant());
         let limit = if is_dead { Duration::ZERO } else { READ_LIMIT };

@@ -89,6 +89,16 @@ impl Reconfigure {
     /// [`Refusal`](crate::nbd::Refusal) as the cause; `NotSupported`;
     /// `NotPermitted`; `TimedOut` at stage `reconfigure`.
     pub fn send(self, roots: &Roots, deadline: Deadline) -> Result<()> {
+        self.send_under(Box::new(()), roots, deadline)
+    }
+
+    /// The same. `locks` are held until the kernel has returned.
+    pub(crate) fn send_under(
+        self,
+        locks: Box<dyn Send>,
+        roots: &Roots,
+        deadline: Deadline,
+    ) -> Result<()> {
         if !self.sockets.is_empty() {
             require_sockets(&self.sockets, Stage::Reconfigure)?;
         }
@@ -103,7 +113,7 @@ impl Reconfigure {
         crash_point!(NbdToReconfigure);
         exchange(
             &message,
-            Box::new(self.sockets),
+            Box::new((self.sockets, locks)),
             &attempt,
             stage,
             roots,

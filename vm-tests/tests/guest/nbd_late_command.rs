@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lunbd::engine::{Action, Condition, DetachVolume, Journal, NbdOptions};
+use lunbd::engine::{Action, Condition, DetachVolume, HealOutcome, Journal, NbdOptions};
 use lunbd::id::NbdIndex;
 use lunbd::{
     AttachRequest, Attachment, Cancel, Deadline, Engine, ErrorKind, Result, Roots, Source, nbd,
@@ -149,6 +149,47 @@ fn a_volume_that_is_attached_again_stays_though_the_disconnect_before_it_comes_l
     assert!(engine.detach(source, soon()).unwrap().changed);
 }
 
+/// Whether a process has a lock whose name begins like this.
+fn is_locked(name: &str) -> bool {
+    let locks = guest::entries("/run/lunbd");
+    locks.iter().any(|lock| lock.starts_with(name))
+}
+
+#[test]
+fn a_connection_that_the_kernel_takes_after_the_end_of_its_heal_is_kept_by_the_next_heal() {
+    let _module = NbdModule::with_backend_ids(4);
+    let server = NbdServer::nbdkit(At::tcp(), &["memory", "1M"]);
+    let source: Source = server.uri("").parse().unwrap();
+    let (engine, store) = (engine(), Store::sparse(64 << 20));
+    let options = NbdOptions::default().dead_connection_timeout(Duration::from_secs(300));
+    let request = AttachRequest::new(source.clone()).nbd(options.clone());
+    engine.attach(&request, soon()).unwrap();
+    guest::udevd::settle();
+    let hanging = HangingDisconnect::begin(&engine, &store);
+    server.cut(server.tcp_clients()[0]);
+    let heal = |deadline| {
+        let healing = engine.heal_source(&source, &options, deadline);
+        healing.unwrap().outcome
+    };
+    let late = heal(Deadline::after(SHORT));
+    let is_late = |error: &lunbd::Error| error.kind() == ErrorKind::TimedOut;
+    assert!(
+        matches!(&late, HealOutcome::Failed(error) if is_late(error)),
+        "{late:?}"
+    );
+    hanging.end(&engine);
+    guest::wait_until("the late offer to return", LIMIT, || {
+        (!is_locked("nbd-connections-")).then_some(())
+    });
+    let next = heal(soon());
+    assert!(matches!(next, HealOutcome::Adopted(_)), "{next:?}");
+    assert_eq!(server.connections(), 1);
+    assert!(engine.detach(source.clone(), soon()).unwrap().changed);
+    guest::wait_until("no connection to be left", LIMIT, || {
+        (server.connections() == 0).then_some(())
+    });
+}
+
 /// Whether a thread of this process waits for the kernel to take its netlink command.
 fn waits_in_netlink() -> bool {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
@@ -193,9 +234,7 @@ fn a_cancelled_attach_whose_connect_comes_later_stays_in_the_journal_until_a_rec
     assert_eq!(late.unwrap_err().kind(), ErrorKind::Cancelled);
     hanging.end(&engine);
     guest::wait_until("the late connect to return", LIMIT, || {
-        let locks = guest::entries("/run/lunbd");
-        let is_locked = locks.iter().any(|name| name.starts_with("nbd-id-"));
-        (!is_locked && backends() == [source.to_string()]).then_some(())
+        (!is_locked("nbd-id-") && backends() == [source.to_string()]).then_some(())
     });
     assert_eq!(
         recovered(&engine, &journal),

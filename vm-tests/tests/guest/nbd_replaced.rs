@@ -14,6 +14,7 @@ use vm_tests::guest::relay::Relay;
 const SIZE: u64 = 8 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 4;
+const SHORT_CALL: Duration = Duration::from_secs(1);
 
 /// A server of a store on TCP, of one of two kinds; it may serve it read-only.
 type Serve = fn(At, &Store, bool) -> NbdServer;
@@ -108,6 +109,28 @@ fn of_four_connections_to_nbdkit_the_dead_one_alone_is_replaced() {
 fn of_four_connections_to_qemu_nbd_the_dead_one_alone_is_replaced() {
     let _module = NbdModule::with_backend_ids(2);
     only_the_dead_connection_is_replaced(qemu_nbd);
+}
+
+/// Each call ends before the kernel has refused as many offers as show that.
+#[test]
+fn a_healer_learns_in_short_calls_that_another_process_has_replaced_a_connection() {
+    let _module = NbdModule::with_backend_ids(2);
+    let store = Store::sparse(SIZE);
+    let server = nbdkit(At::tcp(), &store, false);
+    let (ours, another) = (engine(), engine());
+    let source = attach(&ours, server.at(), options());
+    let mut healer = ours.healer(soon()).unwrap();
+    assert!(healer.next(soon()).unwrap()[0].outcome.serves());
+    server.cut(server.tcp_clients()[1]);
+    let healing = heal(&another);
+    assert!(is_adopted(&healing), "{healing:?}");
+    guest::wait_until("the healer to report a whole device", LIMIT, || {
+        let news = healer.next(Deadline::after(SHORT_CALL)).unwrap();
+        let is_whole = |healing: &HealReport| matches!(healing.outcome, HealOutcome::Healthy);
+        news.iter().any(is_whole).then_some(())
+    });
+    drop(healer);
+    assert!(ours.detach(source, soon()).unwrap().changed);
 }
 
 fn the_right_server_is_taken_in_after_others(serve: Serve) {

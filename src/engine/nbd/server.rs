@@ -6,20 +6,20 @@ use std::time::Duration;
 use crate::nbd::{Connection, Difference, KnownContent, TlsInfo};
 
 /// How long a server may take to answer.
-pub(super) const DIAL_LIMIT: Duration = Duration::from_secs(10);
+pub(in crate::engine::nbd) const DIAL_LIMIT: Duration = Duration::from_secs(10);
 
 /// A connection that was dialled, and not offered yet.
 #[derive(Debug)]
-pub(super) struct Server {
-    pub(super) stream: OwnedFd,
-    pub(super) content: Option<KnownContent>,
-    pub(super) tls: Option<TlsInfo>,
+pub(in crate::engine::nbd) struct Server {
+    pub(in crate::engine::nbd) stream: OwnedFd,
+    pub(in crate::engine::nbd) content: Option<KnownContent>,
+    pub(in crate::engine::nbd) tls: Option<TlsInfo>,
     /// How the server's export differs from what the kernel was told at the connect.
-    pub(super) differences: Vec<Difference>,
+    pub(in crate::engine::nbd) differences: Vec<Difference>,
 }
 
 impl Server {
-    pub(super) fn new(
+    pub(in crate::engine::nbd) fn new(
         connection: Connection,
         content: Option<KnownContent>,
         differences: Vec<Difference>,
@@ -33,7 +33,7 @@ impl Server {
     }
 
     /// Whether its differences forbid connecting the device to it.
-    pub(super) fn differs(&self) -> bool {
+    pub(in crate::engine::nbd) fn differs(&self) -> bool {
         self.differences.iter().any(Difference::prevents_reattach)
     }
 }

@@ -1,0 +1,208 @@
+//! The offer of a connection to the kernel, and whether the kernel took it.
+//!
+//! The kernel may run the command that offers a connection after the deadline of its heal. Then
+//! the engine keeps the connection, and the next heal of the device finds out what became of it.
+//! Without it this process would hold no socket of a connection of the device.
+
+use std::collections::btree_map::Entry;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::nbd::known::current_links;
+use crate::engine::nbd::offers::{Offer, UndecidedOffer};
+use crate::engine::nbd::receivers;
+use crate::engine::nbd::reconnect::NbdReconnect;
+use crate::engine::nbd::server::Server;
+use crate::error::Result;
+use crate::id::NbdServer;
+use crate::nbd::{self, Adoption, Link, NewTimeouts, Reconfigure};
+
+impl NbdReconnect {
+    /// Offers the kernel a connection once. If the kernel took it, it is kept here; if that
+    /// cannot be seen, it is returned; else it is closed. If an earlier offer turns out to have
+    /// been taken, the connection is closed and not offered.
+    pub(super) fn offer(
+        &mut self,
+        engine: &Engine,
+        server: Server,
+        deadline: Deadline,
+    ) -> Result<Option<Offer>> {
+        let name = DeviceLock::of_connections(&self.backend);
+        let lock = Arc::new(DeviceLock::take(engine.roots(), &name, deadline)?);
+        if self.decide_earlier_offer(engine, deadline)? {
+            return Ok(None);
+        }
+        self.require_connected()?;
+        let offer = Offer {
+            timeouts: self.timeouts,
+            received: lunbd_sys::socket::tcp_bytes_received(&server.stream).ok(),
+            receivers_before: receivers::count(engine.roots(), self.index()),
+            server,
+        };
+        // The other half is for the removal of the mark.
+        let limit = if offer.is_marked() {
+            deadline.half()
+        } else {
+            deadline
+        };
+        let sent = self
+            .reconfigure(nbd::timeouts_that_mark(offer.timeouts))
+            .sockets(nbd::duplicate([&offer.server.stream])?)
+            .send_under(Box::new(Arc::clone(&lock)), engine.roots(), limit);
+        let has_returned = Arc::strong_count(&lock) == 1;
+        if has_returned {
+            let unproven = self.decide(engine, offer, deadline);
+            return sent.and(unproven);
+        }
+        let undecided = UndecidedOffer {
+            offer,
+            backend: self.backend.clone(),
+            connected_by: self.device.pid().ok().flatten(),
+            lock: Arc::downgrade(&lock),
+        };
+        engine.nbd_offers.lock().insert(self.index(), undecided);
+        sent.map(|()| None)
+    }
+
+    /// Keeps the connection of an earlier offer if its command has returned since and the kernel
+    /// took it; otherwise closes it. Returns whether it is kept. It leaves a command alone that
+    /// has not returned.
+    pub(super) fn decide_earlier_offer(
+        &mut self,
+        engine: &Engine,
+        deadline: Deadline,
+    ) -> Result<bool> {
+        let mut offers = engine.nbd_offers.lock();
+        let earlier = match offers.entry(self.index()) {
+            Entry::Occupied(offer) if offer.get().lock.strong_count() == 0 => offer.remove(),
+            _ => return Ok(false),
+        };
+        drop(offers);
+        let connected_by = self.device.pid().ok().flatten();
+        if earlier.backend != self.backend || earlier.connected_by != connected_by {
+            return Ok(false);
+        }
+        let live = self.link_state(engine)?.live;
+        if let Some(unproven) = self.decide(engine, earlier.offer, deadline)? {
+            self.keep_if_server_replied(engine, unproven, deadline)?;
+        }
+        Ok(self.link_state(engine)?.live > live)
+    }
+
+    /// Keeps an offered connection if the kernel took it, and returns it if that cannot be seen.
+    /// The command has returned.
+    fn decide(
+        &mut self,
+        engine: &Engine,
+        offer: Offer,
+        deadline: Deadline,
+    ) -> Result<Option<Offer>> {
+        let marking = nbd::timeouts_that_mark(offer.timeouts);
+        let restored = if offer.is_marked() {
+            let restore = self.reconfigure(offer.timeouts);
+            restore.send(engine.roots(), deadline)
+        } else {
+            Ok(())
+        };
+        let stream = &offer.server.stream;
+        let adoption = nbd::adoption(stream, marking);
+        let unmarked = if offer.is_marked() {
+            nbd::unmark(stream)
+        } else {
+            Ok(())
+        };
+        tracing::debug!(?adoption, "offered a connection");
+        self.no_slot_is_dead = adoption != Adoption::Taken;
+        let mut unproven = None;
+        match adoption {
+            Adoption::Taken => {
+                self.learn_timeout(stream);
+                self.keep_taken(engine, offer, deadline)?;
+            }
+            Adoption::NotTaken => {}
+            Adoption::Unseen => unproven = Some(offer),
+        }
+        unmarked.and(restored)?;
+        Ok(unproven)
+    }
+
+    /// A command for the device, under its own id.
+    fn reconfigure(&self, timeouts: NewTimeouts) -> Reconfigure {
+        Reconfigure::new(self.index(), timeouts).backend(self.backend.clone())
+    }
+
+    /// If another process gave the device its request timeout, takes that from the socket that
+    /// the kernel took. TCP gives up the connection after the same time.
+    fn learn_timeout(&mut self, taken: &OwnedFd) {
+        if self.timeouts.request.is_some() {
+            return;
+        }
+        self.timeouts.request = nbd::request_timeout_of(taken);
+        if let Some(limit) = self.timeouts.request
+            && let Err(error) = nbd::give_up_after(taken, limit)
+        {
+            tracing::warn!(%error, index = %self.index(), "TCP gives up the connection after 30 s");
+        }
+    }
+
+    /// Keeps the connection if it has received a reply since it was offered. Only TCP counts
+    /// received bytes: for a unix socket the read that came back counts as the proof.
+    pub(super) fn keep_if_server_replied(
+        &mut self,
+        engine: &Engine,
+        unproven: Offer,
+        deadline: Deadline,
+    ) -> Result<()> {
+        /// A simple reply without data (`proto.md`): magic, error, cookie.
+        const SHORTEST_REPLY: u64 = 16;
+        /// The least that TLS adds to it: header and tag. An alert over TLS is shorter than
+        /// such a reply over TLS.
+        const OF_TLS: u64 = 5 + 16;
+        let is_tls = matches!(self.uri.server(), NbdServer::Tls { .. });
+        let shortest = SHORTEST_REPLY + if is_tls { OF_TLS } else { 0 };
+        let now = lunbd_sys::socket::tcp_bytes_received(&unproven.server.stream).ok();
+        let brought = now.zip(unproven.received);
+        if brought.is_some_and(|(now, before)| now < before + shortest) {
+            return Ok(());
+        }
+        self.keep_taken(engine, unproven, deadline)
+    }
+
+    /// Keeps a connection that the kernel took, and waits until the kernel receives over it.
+    pub(super) fn keep_taken(
+        &mut self,
+        engine: &Engine,
+        taken: Offer,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let server = taken.server;
+        let slots = self.device.slots(engine.roots())?;
+        let mut links = current_links(engine, &self.device);
+        let link = links
+            .entry(self.index())
+            .or_insert_with(|| self.link(slots));
+        if link.backend != self.backend {
+            *link = self.link(slots);
+        }
+        link.timeouts.request = self.timeouts.request.or(link.timeouts.request);
+        link.replace_dead(server.stream);
+        if server.content.is_some() {
+            link.content = server.content;
+        }
+        link.tls = server.tls;
+        drop(links);
+        engine.nbd_reads.note_new_connection(self.index());
+        self.adopted = Some(server.differences);
+        self.wait_for_new_receiver(engine, taken.receivers_before, deadline);
+        Ok(())
+    }
+
+    fn link(&self, slots: nbd::Slots) -> Link {
+        let (uri, backend) = (self.uri.clone(), self.backend.clone());
+        let connected_by = self.device.pid().ok().flatten();
+        Link::of_another(uri, backend, slots, self.timeouts, connected_by)
+    }
+}
