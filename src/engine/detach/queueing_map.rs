@@ -54,8 +54,14 @@ impl PathWait<'_> {
             if self.deadline.has_passed() {
                 return Err(self.timed_out());
             }
-            if !self.queues_without_path()? {
-                return Ok(true);
+            match self.queues_without_path() {
+                Ok(true) => {}
+                Ok(false) => return Ok(true),
+                // The last look began shortly before the deadline.
+                Err(error) => {
+                    tracing::debug!(%error, "the last look at the map");
+                    return Err(self.timed_out());
+                }
             }
         }
     }

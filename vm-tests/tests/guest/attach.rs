@@ -144,6 +144,8 @@ fn flood(events: usize) {
 fn doctor_finds_nothing_missing_in_the_guest_and_gets_udevs_answer() {
     let engine = engine();
     guest::modprobe("loop", &[]);
+    // udevd gets five seconds for its answer, and has the new devices to look at first.
+    guest::udevd::settle();
     let checks = engine.preflight(soon());
     let missing: Vec<_> = checks
         .iter()

@@ -79,7 +79,7 @@ fn while_another_user_has_the_port_logins_go_on_from_other_ports_and_the_process
     let holder = Holder::start(NOBODY);
     let portals: Vec<usize> = (0..PORTALS.len()).collect();
     let uri = target.uri(&portals, 1);
-    let attached = done(&["attach", &uri, "--log-in", "-v"]);
+    let attached = done(&["attach", &uri, "--log-in", "--min-paths", "3", "-v"]);
     assert!(attached.contains(&holder.words()), "{attached}");
     assert!(attached.contains("creator is -"), "{attached}");
     let made = sessions();
@@ -100,7 +100,7 @@ fn while_another_user_has_the_port_logins_go_on_from_other_ports_and_the_process
     nothing_is_left();
     drop(holder);
 
-    let attached = done(&["attach", &uri, "--log-in", "-v"]);
+    let attached = done(&["attach", &uri, "--log-in", "--min-paths", "3", "-v"]);
     assert!(!attached.contains("creator"), "{attached}");
     assert!(sessions().iter().all(|session| creator(session.id) == -1));
     let doctor = said(&guest::lunbd(&["doctor"]));

@@ -45,7 +45,6 @@ impl Drop for Patience {
 #[test]
 fn a_lun_whose_inquiry_times_out_is_not_ready_and_one_that_is_not_there_is_not_found() {
     iscsi_tcp::prepare();
-    let _patience = Patience::of(2);
     let engine = engine();
     let mut target = IscsiTarget::new(IQN);
     for (lun, serial) in [(1, "4a01"), (2, "4a02")] {
@@ -60,8 +59,10 @@ fn a_lun_whose_inquiry_times_out_is_not_ready_and_one_that_is_not_there_is_not_f
     attach(1).unwrap();
     let session = the_only_session();
 
+    let patience = Patience::of(2);
     proxy.ignore(INQUIRY);
     let error = attach(2).unwrap_err();
+    drop(patience);
     assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
     assert!(error.to_string().contains("inq_timeout"), "{error}");
     assert_eq!(session.state(), "LOGGED_IN");

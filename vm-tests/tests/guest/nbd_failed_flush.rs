@@ -26,7 +26,7 @@ fn what_a_detach_that_timed_out_could_not_write_is_reported_by_the_next_detach()
     let engine = engine();
     let source: Source = server.uri("disk").parse().unwrap();
     let options = NbdOptions::default()
-        .io_timeout(Duration::from_secs(2))
+        .io_timeout(Duration::from_secs(5))
         .dead_connection_timeout(DEAD_AFTER);
     let request = AttachRequest::new(source.clone()).nbd(options);
     let attachment = engine.attach(&request, soon()).unwrap();

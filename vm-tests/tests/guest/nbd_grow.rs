@@ -28,7 +28,7 @@ const LARGE: u64 = 24 * MIB;
 
 fn attach(engine: &Engine, uri: &str) -> Attachment {
     // The kernel resends what was in flight on a dead link after this time.
-    let options = NbdOptions::default().io_timeout(Duration::from_secs(3));
+    let options = NbdOptions::default().io_timeout(Duration::from_secs(5));
     let request = AttachRequest::new(source(uri)).nbd(options);
     engine.attach(&request, soon()).expect("an attach")
 }
@@ -106,7 +106,7 @@ fn a_device_with_several_connections_grows_in_the_process_that_attached_it_alone
     let server = NbdServer::nbdkit(At::tcp(), &["file", store.path().to_str().unwrap()]);
     let (ours, another, uri) = (engine(), engine(), server.uri(""));
     let options = NbdOptions::default()
-        .io_timeout(Duration::from_secs(3))
+        .io_timeout(Duration::from_secs(5))
         .connections(NonZeroU16::new(2).unwrap());
     let request = AttachRequest::new(source(&uri)).nbd(options);
     let node = ours.attach(&request, soon()).unwrap().node;
@@ -205,7 +205,7 @@ fn a_volume_of_a_journal_is_brought_to_the_size_that_is_wanted_and_its_record_sa
     // The id names no server, but the record does.
     let options = NbdOptions::default()
         .backend("pvc-1".parse().unwrap())
-        .io_timeout(Duration::from_secs(3));
+        .io_timeout(Duration::from_secs(5));
     let request = AttachRequest::new(source(&server.uri(""))).nbd(options);
     desired.insert(volume.clone(), &request).unwrap();
     converge(&desired);

@@ -186,7 +186,9 @@ fn a_connection_that_ends_before_its_receiver_has_begun_is_not_replaced() {
         .connections(NonZeroU16::new(CONNECTIONS).unwrap())
         .io_timeout(LATE);
     let engine = engine();
-    let request = AttachRequest::new(source.clone()).nbd(options.clone());
+    // The short timeout holds from the first offer on.
+    let request = options.clone().io_timeout(10 * LATE);
+    let request = AttachRequest::new(source.clone()).nbd(request);
     let node = engine.attach(&request, soon()).expect("an attach").node;
     guest::udevd::settle();
     let (living, busy) = cut_one_of_two(&server);
@@ -239,12 +241,11 @@ fn waits_for_the_old_receiver(
     let request = AttachRequest::new(source.clone()).nbd(options.clone());
     let node = attacher.attach(&request, soon()).expect("an attach").node;
     guest::udevd::settle();
-    let (engine, late) = match healer {
-        Healer::Attacher => (attacher, LATE),
+    let engine = match healer {
+        Healer::Attacher => attacher,
         Healer::Another => {
             drop(attacher);
-            // It waits for a second for a read before it connects.
-            (engine(), 2 * LATE)
+            engine()
         }
     };
     let read = |block: usize| {
@@ -274,8 +275,10 @@ fn waits_for_the_old_receiver(
             thread::sleep(LATE / 20);
         }
         server.start();
-        scope.spawn(|| {
-            thread::sleep(late);
+        let is_dialled = || (server.connections() > 0).then_some(());
+        scope.spawn(move || {
+            guest::wait_until("the heal to dial", LIMIT, is_dialled);
+            thread::sleep(LATE / 2);
             drop(busy);
         });
         let healing = engine.heal_source(source, &options, soon()).unwrap();
@@ -292,7 +295,7 @@ fn waits_for_the_old_receiver(
 }
 
 const BLOCK: usize = 4096;
-/// How late the old receiver is. A heal waits for twice as long.
+/// The old receiver is half as late. A heal waits for twice as long.
 const LATE: Duration = Duration::from_secs(1);
 
 #[repr(align(4096))]

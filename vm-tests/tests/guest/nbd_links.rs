@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 4;
 
 /// The kernel resends what was in flight on a dead link after this time.
-const IO_TIMEOUT: Duration = Duration::from_secs(3);
+const IO_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn options() -> NbdOptions {
     let connections = u16::try_from(CONNECTIONS).ok().and_then(NonZeroU16::new);

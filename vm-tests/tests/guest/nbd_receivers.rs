@@ -34,14 +34,15 @@ impl SlowThreads {
     fn start() -> Self {
         schedule_kthreadd("--idle");
         let ends = Arc::new(AtomicBool::new(false));
+        // The pauses of all are at the same time.
+        let start = Instant::now();
+        let round = (Self::BUSY + Self::PAUSE).as_millis();
         let spinner = |_| {
             let ends = Arc::clone(&ends);
             thread::spawn(move || {
-                let mut since = Instant::now();
                 while !ends.load(Ordering::Relaxed) {
-                    if since.elapsed() > Self::BUSY {
-                        thread::sleep(Self::PAUSE);
-                        since = Instant::now();
+                    if start.elapsed().as_millis() % round > Self::BUSY.as_millis() {
+                        thread::sleep(Self::PAUSE / 10);
                     }
                 }
             })

@@ -183,7 +183,7 @@ fn a_server_that_dies_before_its_answer_is_dialled_again(serve: Serve) {
     let server = serve(At::tcp(), &store, false);
     let (relay, engine) = (Relay::to(&server), engine());
     // The kernel sends the requests in flight on a dead connection again after this time.
-    let options = options().io_timeout(Duration::from_secs(3));
+    let options = options().io_timeout(Duration::from_secs(5));
     let source = attach(&engine, &relay.at(), options);
     relay.hold_all_but_one_request(true);
     relay.cut_all();
