@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::engine::inventory::file_system_query::FileSystemQueries;
 use crate::engine::lock::run_dir;
-use crate::engine::nbd::offers::UndecidedOffer;
+use crate::engine::nbd::offers::UndecidedOffers;
 use crate::engine::nbd::reads::NbdReads;
 use crate::error::Result;
 use crate::id::NbdIndex;
@@ -26,7 +26,7 @@ pub struct Engine {
     /// lunbd's ends of the connections of NBD devices that this process connected.
     pub(super) links: Mutex<BTreeMap<NbdIndex, Link>>,
     /// The connections of NBD devices of which it is not known yet whether the kernel took them.
-    pub(super) nbd_offers: Mutex<BTreeMap<NbdIndex, UndecidedOffer>>,
+    pub(super) nbd_offers: UndecidedOffers,
     /// The backend ids of the NBD devices.
     pub(super) backends: Mutex<Backends>,
     /// The reads of NBD devices that are under way.
@@ -59,7 +59,7 @@ impl Engine {
             hub,
             scheduler,
             links: Mutex::default(),
-            nbd_offers: Mutex::default(),
+            nbd_offers: UndecidedOffers::default(),
             backends,
             nbd_reads: NbdReads::default(),
             units,

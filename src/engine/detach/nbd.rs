@@ -249,7 +249,7 @@ fn end_link(
             engine.links.lock().entry(index).or_insert(link);
         }
     })?;
-    engine.nbd_offers.lock().remove(&index);
+    engine.nbd_offers.close(index);
     Ok(())
 }
 

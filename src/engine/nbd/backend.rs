@@ -27,5 +27,10 @@ pub(in crate::engine) fn device_of_backend(
         let message = format!("{} all have backend id {backend}", names.join(" and "));
         return Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Resolve));
     }
+    if found.is_empty() {
+        engine
+            .nbd_offers
+            .close_those_of_gone_devices(engine.roots());
+    }
     Ok(found.pop())
 }

@@ -144,6 +144,9 @@ impl Engine {
 /// Every device whose server is known: by our own link, or by a backend id
 /// that is a URI.
 fn reconnects(engine: &Engine) -> Result<BTreeMap<NbdIndex, NbdReconnect>> {
+    engine
+        .nbd_offers
+        .close_those_of_gone_devices(engine.roots());
     let mut reconnects = BTreeMap::new();
     for device in NbdDevice::all(engine.roots())? {
         reconnects

@@ -156,6 +156,7 @@ impl NbdReconnect {
             self.died = None;
             self.budget_is_spent = false;
             if !matches!(outcome, HealOutcome::Degraded(_)) {
+                self.offers_in_vain = 0;
                 self.lost_connection = LostConnection::None;
             }
         }
@@ -186,8 +187,8 @@ impl NbdReconnect {
     fn try_reconnect(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
         /// Longer than a working server takes for one block.
         const READ_LIMIT: Duration = Duration::from_secs(1);
-        self.no_slot_is_dead = false;
         self.decide_earlier_offer(engine, deadline)?;
+        self.no_slot_is_dead = false;
         let state = self.link_state(engine)?;
         let is_dead = state.is_dead() || (self.died.is_some() && !state.is_redundant());
         let limit = if is_dead { Duration::ZERO } else { READ_LIMIT };
@@ -204,6 +205,8 @@ impl NbdReconnect {
 
     /// Replaces the lost connections of a device that serves I/O.
     fn restore_connections(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
+        // The kernel may have run the command of an earlier offer just now.
+        self.decide_earlier_offer(engine, deadline)?;
         if self.own_link_had_ended && self.adopted.is_none() {
             // It serves over connections of another process.
             self.forget_dead_connections(engine);
@@ -305,6 +308,8 @@ impl NbdReconnect {
         }
         let mut last: Option<Error> = None;
         loop {
+            // A server may serve one client alone, and that may be an earlier offer.
+            self.decide_earlier_offer(engine, deadline)?;
             self.dials += 1;
             let limit = deadline.at_most(DIAL_LIMIT);
             let failure = match self.dial_once(engine, limit) {
@@ -345,7 +350,9 @@ impl NbdReconnect {
                     self.budget_is_spent = true;
                     return Ok(Dialled::NotNeeded(HealOutcome::BudgetSpent));
                 }
-                ProbeResult::Waits => self.require_connected()?,
+                ProbeResult::Waits => {
+                    self.require_connected()?;
+                }
             }
         }
     }

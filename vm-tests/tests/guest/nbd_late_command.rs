@@ -2,6 +2,7 @@
 //! cancellation.
 
 use std::fs;
+use std::num::NonZeroU16;
 use std::process::{Child, Command};
 use std::sync::mpsc;
 use std::thread;
@@ -155,8 +156,18 @@ fn is_locked(name: &str) -> bool {
     locks.iter().any(|lock| lock.starts_with(name))
 }
 
-#[test]
-fn a_connection_that_the_kernel_takes_after_the_end_of_its_heal_is_kept_by_the_next_heal() {
+/// Waits until no offer to the device waits in the kernel.
+fn late_offer_returns() {
+    guest::wait_until("the late offer to return", LIMIT, || {
+        (!is_locked("nbd-connections-")).then_some(())
+    });
+}
+
+/// Heals a device whose only connection has ended. The kernel begins the command of the offer
+/// after the deadline. `next_heal` ends what delays the kernel, and heals again.
+fn next_heal_keeps_what_the_kernel_took(
+    next_heal: impl FnOnce(HangingDisconnect, &Engine, &dyn Fn() -> HealOutcome) -> HealOutcome,
+) {
     let _module = NbdModule::with_backend_ids(4);
     let server = NbdServer::nbdkit(At::tcp(), &["memory", "1M"]);
     let source: Source = server.uri("").parse().unwrap();
@@ -177,17 +188,67 @@ fn a_connection_that_the_kernel_takes_after_the_end_of_its_heal_is_kept_by_the_n
         matches!(&late, HealOutcome::Failed(error) if is_late(error)),
         "{late:?}"
     );
-    hanging.end(&engine);
-    guest::wait_until("the late offer to return", LIMIT, || {
-        (!is_locked("nbd-connections-")).then_some(())
-    });
-    let next = heal(soon());
+    let next = next_heal(hanging, &engine, &|| heal(soon()));
     assert!(matches!(next, HealOutcome::Adopted(_)), "{next:?}");
     assert_eq!(server.connections(), 1);
     assert!(engine.detach(source.clone(), soon()).unwrap().changed);
     guest::wait_until("no connection to be left", LIMIT, || {
         (server.connections() == 0).then_some(())
     });
+}
+
+#[test]
+fn a_connection_that_the_kernel_takes_after_the_end_of_its_heal_is_kept_by_the_next_heal() {
+    next_heal_keeps_what_the_kernel_took(|hanging, engine, heal| {
+        hanging.end(engine);
+        late_offer_returns();
+        heal()
+    });
+}
+
+#[test]
+fn a_connection_that_the_kernel_takes_during_the_next_heal_is_kept_by_it() {
+    next_heal_keeps_what_the_kernel_took(|hanging, engine, heal| {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(SHORT / 2);
+                hanging.end(engine);
+            });
+            heal()
+        })
+    });
+}
+
+/// Another process, which does not know the timeouts, sees no mark on a socket that the kernel
+/// took.
+#[test]
+fn a_connection_that_the_kernel_refuses_after_the_end_of_its_heal_is_closed_by_the_next_heal() {
+    let _module = NbdModule::with_backend_ids(4);
+    let server = NbdServer::nbdkit(At::unix(), &["memory", "1M"]);
+    let source: Source = server.uri("").parse().unwrap();
+    let (engine, another, store) = (engine(), engine(), Store::sparse(64 << 20));
+    let two = NbdOptions::default().connections(NonZeroU16::new(2).unwrap());
+    let request = AttachRequest::new(source.clone()).nbd(two);
+    engine.attach(&request, soon()).unwrap();
+    guest::udevd::settle();
+    let hanging = HangingDisconnect::begin(&engine, &store);
+    let heal = |deadline| {
+        let healing = another.heal_source(&source, &NbdOptions::default(), deadline);
+        healing.unwrap().outcome
+    };
+    let late = heal(Deadline::after(SHORT));
+    assert!(!matches!(late, HealOutcome::Healthy), "{late:?}");
+    guest::wait_until("the offered connection", LIMIT, || {
+        (server.connections() == 3).then_some(())
+    });
+    hanging.end(&engine);
+    late_offer_returns();
+    let next = heal(soon());
+    assert!(matches!(next, HealOutcome::Healthy), "{next:?}");
+    guest::wait_until("two connections", LIMIT, || {
+        (server.connections() == 2).then_some(())
+    });
+    assert!(engine.detach(source, soon()).unwrap().changed);
 }
 
 /// Whether a thread of this process waits for the kernel to take its netlink command.

@@ -14,7 +14,7 @@ use vm_tests::guest::relay::Relay;
 const SIZE: u64 = 8 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 4;
-const SHORT_CALL: Duration = Duration::from_secs(1);
+const SHORT_CALL: Duration = Duration::from_millis(700);
 
 /// A server of a store on TCP, of one of two kinds; it may serve it read-only.
 type Serve = fn(At, &Store, bool) -> NbdServer;

@@ -4,7 +4,6 @@
 //! the engine keeps the connection, and the next heal of the device finds out what became of it.
 //! Without it this process would hold no socket of a connection of the device.
 
-use std::collections::btree_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::known::current_links;
-use crate::engine::nbd::offers::{Offer, UndecidedOffer};
+use crate::engine::nbd::offers::Offer;
 use crate::engine::nbd::receivers;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::nbd::server::Server;
@@ -30,16 +29,16 @@ impl NbdReconnect {
         server: Server,
         deadline: Deadline,
     ) -> Result<Option<Offer>> {
-        let name = DeviceLock::of_connections(&self.backend);
-        let lock = Arc::new(DeviceLock::take(engine.roots(), &name, deadline)?);
-        if self.decide_earlier_offer(engine, deadline)? {
+        let roots = engine.roots();
+        let lock = Arc::new(DeviceLock::take(roots, &self.lock_name(), deadline)?);
+        if self.decide_undecided_offer(engine, deadline)? {
             return Ok(None);
         }
-        self.require_connected()?;
+        let connected_by = self.require_connected()?;
         let offer = Offer {
             timeouts: self.timeouts,
             received: lunbd_sys::socket::tcp_bytes_received(&server.stream).ok(),
-            receivers_before: receivers::count(engine.roots(), self.index()),
+            receivers_before: receivers::count(roots, self.index()),
             server,
         };
         // The other half is for the removal of the mark.
@@ -51,61 +50,82 @@ impl NbdReconnect {
         let sent = self
             .reconfigure(nbd::timeouts_that_mark(offer.timeouts))
             .sockets(nbd::duplicate([&offer.server.stream])?)
-            .send_under(Box::new(Arc::clone(&lock)), engine.roots(), limit);
+            .send_under(Box::new(Arc::clone(&lock)), roots, limit);
         let has_returned = Arc::strong_count(&lock) == 1;
         if has_returned {
-            let unproven = self.decide(engine, offer, deadline);
+            let unproven = self.decide(engine, offer, self.timeouts, deadline);
             return sent.and(unproven);
         }
-        let undecided = UndecidedOffer {
-            offer,
-            backend: self.backend.clone(),
-            connected_by: self.device.pid().ok().flatten(),
-            lock: Arc::downgrade(&lock),
-        };
-        engine.nbd_offers.lock().insert(self.index(), undecided);
+        if offer.is_marked() {
+            // The kernel runs it after the offer, also if this process does not heal again.
+            let restore = self.reconfigure(offer.timeouts);
+            if let Err(error) = restore.send_under(Box::new(lock), roots, deadline) {
+                tracing::debug!(%error, "the timeouts are not restored yet");
+            }
+        }
+        let backend = self.backend.clone();
+        let offers = &engine.nbd_offers;
+        offers.insert(self.index(), offer, backend, connected_by);
         sent.map(|()| None)
     }
 
-    /// Keeps the connection of an earlier offer if its command has returned since and the kernel
-    /// took it; otherwise closes it. Returns whether it is kept. It leaves a command alone that
-    /// has not returned.
+    /// Keeps the connection of an earlier offer if the kernel took it after the deadline of that
+    /// heal; otherwise closes it. It leaves an offer alone of which the command has not returned.
     pub(super) fn decide_earlier_offer(
         &mut self,
         engine: &Engine,
         deadline: Deadline,
-    ) -> Result<bool> {
-        let mut offers = engine.nbd_offers.lock();
-        let earlier = match offers.entry(self.index()) {
-            Entry::Occupied(offer) if offer.get().lock.strong_count() == 0 => offer.remove(),
-            _ => return Ok(false),
+    ) -> Result<()> {
+        if engine.nbd_offers.contains(self.index())
+            && let Some(_lock) = DeviceLock::try_take(engine.roots(), &self.lock_name())?
+        {
+            self.decide_undecided_offer(engine, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// The same, under the lock of the connections. Returns whether the connection is kept.
+    fn decide_undecided_offer(&mut self, engine: &Engine, deadline: Deadline) -> Result<bool> {
+        let Some(offer) = engine.nbd_offers.take(&self.device, &self.backend) else {
+            return Ok(false);
         };
-        drop(offers);
-        let connected_by = self.device.pid().ok().flatten();
-        if earlier.backend != self.backend || earlier.connected_by != connected_by {
+        if nbd::has_hung_up(&offer.server.stream) {
             return Ok(false);
         }
+        let wanted = NewTimeouts {
+            request: self.timeouts.request.or(offer.timeouts.request),
+            dead_connection: self
+                .timeouts
+                .dead_connection
+                .or(offer.timeouts.dead_connection),
+        };
         let live = self.link_state(engine)?.live;
-        if let Some(unproven) = self.decide(engine, earlier.offer, deadline)? {
+        // For a unix socket only a later read would show that.
+        let unproven = self.decide(engine, offer, wanted, deadline)?;
+        if let Some(unproven) = unproven.filter(|unproven| unproven.received.is_some()) {
             self.keep_if_server_replied(engine, unproven, deadline)?;
         }
-        Ok(self.link_state(engine)?.live > live)
+        let is_kept = self.link_state(engine)?.live > live;
+        if !is_kept {
+            self.offers_in_vain += 1;
+        }
+        Ok(is_kept)
     }
 
     /// Keeps an offered connection if the kernel took it, and returns it if that cannot be seen.
-    /// The command has returned.
+    /// The command has returned. Then the device gets the `wanted` timeouts.
     fn decide(
         &mut self,
         engine: &Engine,
         offer: Offer,
+        wanted: NewTimeouts,
         deadline: Deadline,
     ) -> Result<Option<Offer>> {
         let marking = nbd::timeouts_that_mark(offer.timeouts);
-        let restored = if offer.is_marked() {
-            let restore = self.reconfigure(offer.timeouts);
-            restore.send(engine.roots(), deadline)
-        } else {
+        let restored = if wanted == marking {
             Ok(())
+        } else {
+            self.reconfigure(wanted).send(engine.roots(), deadline)
         };
         let stream = &offer.server.stream;
         let adoption = nbd::adoption(stream, marking);
@@ -127,6 +147,10 @@ impl NbdReconnect {
         }
         unmarked.and(restored)?;
         Ok(unproven)
+    }
+
+    fn lock_name(&self) -> String {
+        DeviceLock::of_connections(&self.backend)
     }
 
     /// A command for the device, under its own id.

@@ -62,11 +62,12 @@ impl NbdReconnect {
     }
 
     /// Checks that the device is still connected under its own id.
-    pub(super) fn require_connected(&self) -> Result<()> {
-        let there = self.device.pid()?.is_some()
-            && self.device.backend()?.as_deref() == Some(self.backend.as_str());
-        if there {
-            return Ok(());
+    /// Returns the thread that connected it.
+    pub(super) fn require_connected(&self) -> Result<u32> {
+        if let Some(connected_by) = self.device.pid()?
+            && self.device.backend()?.as_deref() == Some(self.backend.as_str())
+        {
+            return Ok(connected_by);
         }
         let message = format!(
             "nbd{} is no longer connected under backend id {}",

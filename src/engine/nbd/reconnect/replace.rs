@@ -128,6 +128,7 @@ impl NbdReconnect {
                 continue;
             }
             if now.dead == 0 {
+                self.offers_in_vain = 0;
                 self.note_that_no_slot_is_dead(engine, now);
                 return Ok(None);
             }
