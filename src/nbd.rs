@@ -76,7 +76,7 @@ pub(crate) use dial::{dial_for_device, give_up_after};
 pub use difference::Difference;
 pub use export::{Export, ExportFlags};
 pub(crate) use first_bytes::{Content, FirstBytes};
-pub(crate) use held_socket::{duplicate, has_hung_up};
+pub(crate) use held_socket::duplicate;
 pub(crate) use known_content::KnownContent;
 pub(crate) use link::{Link, LinkState};
 pub use link_dead::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};

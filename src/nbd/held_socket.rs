@@ -40,7 +40,7 @@ impl HeldSocket {
 }
 
 /// Whether the connection of this socket has ended.
-pub(crate) fn has_hung_up(socket: &OwnedFd) -> bool {
+fn has_hung_up(socket: &OwnedFd) -> bool {
     // nix has no name for POLLRDHUP. Otherwise poll reports only hang-ups and errors
     // here, so any event means that the connection has ended.
     let peer_closed = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);

@@ -135,6 +135,7 @@ fn disconnect(
 
     call.enter(Stage::Confirm);
     nbd::wait_until_free(roots, index, &mut watch, deadline)?;
+    engine.nbd_offers.close(index);
 
     // A flush that hung has ended by now and recorded its result.
     mark.clear();
@@ -197,6 +198,7 @@ fn lock_connected(
     if connected_by_now.is_none() {
         // An earlier disconnect, whose end no caller saw, has left this link.
         engine.links.lock().remove(&index);
+        engine.nbd_offers.close(index);
         return Ok(None);
     }
     if connected_by_now != connected_by {
@@ -248,9 +250,7 @@ fn end_link(
         if let Some(link) = link {
             engine.links.lock().entry(index).or_insert(link);
         }
-    })?;
-    engine.nbd_offers.close(index);
-    Ok(())
+    })
 }
 
 #[cfg(test)]

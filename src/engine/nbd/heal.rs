@@ -34,6 +34,9 @@ impl Engine {
     /// make none, the device is [`Degraded`](HealOutcome::Degraded) too, since a connection of
     /// it may be dead.
     ///
+    /// The kernel may take a connection after `deadline`. The engine keeps such a connection open
+    /// until the next heal or the detach of the device, which finds out whether the kernel took it.
+    ///
     /// A server that hangs without ending its connection is left to the kernel, which takes
     /// the connection for dead when a request has timed out ([`NbdOptions::io_timeout`]). A
     /// device that was disconnected and is still open is not healed: `Failed` with `Vanished`.

@@ -18,8 +18,11 @@ pub(in crate::engine) struct Offer {
     /// How many bytes it had received before it was offered; `None` if its socket does not
     /// count them.
     pub(in crate::engine::nbd) received: Option<u64>,
-    /// How many receivers ran before it was offered.
+    /// How many receivers ran before it was offered. `None` if it is not known, or if a receiver
+    /// of another connection may have begun since.
     pub(in crate::engine::nbd) receivers_before: Option<usize>,
+    /// Whether a connection of this process had ended, so that the kernel had room for it.
+    pub(in crate::engine::nbd) replaces_dead: bool,
 }
 
 impl Offer {
@@ -70,8 +73,8 @@ impl UndecidedOffers {
         backend: &BackendId,
     ) -> Option<Offer> {
         let undecided = self.0.lock().remove(&device.index())?;
-        let is_current =
-            undecided.backend == *backend && is_connected_by(device, undecided.connected_by);
+        let is_current = undecided.backend == *backend
+            && device.pid().ok().flatten() == Some(undecided.connected_by);
         is_current.then_some(undecided.offer)
     }
 
@@ -83,12 +86,10 @@ impl UndecidedOffers {
     /// Closes the connections of devices that were disconnected since.
     pub(in crate::engine) fn close_those_of_gone_devices(&self, roots: &Roots) {
         self.0.lock().retain(|index, undecided| {
-            let device = NbdDevice::find(roots, *index).ok().flatten();
-            device.is_some_and(|device| is_connected_by(&device, undecided.connected_by))
+            let now = NbdDevice::find(roots, *index)
+                .and_then(|device| device.map_or(Ok(None), |device| device.pid()));
+            // What cannot be read is not known to be gone.
+            now.map_or(true, |now| now == Some(undecided.connected_by))
         });
     }
-}
-
-fn is_connected_by(device: &NbdDevice, thread: u32) -> bool {
-    device.pid().ok().flatten() == Some(thread)
 }

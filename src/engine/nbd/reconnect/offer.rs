@@ -6,6 +6,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
@@ -39,6 +40,7 @@ impl NbdReconnect {
             timeouts: self.timeouts,
             received: lunbd_sys::socket::tcp_bytes_received(&server.stream).ok(),
             receivers_before: receivers::count(roots, self.index()),
+            replaces_dead: self.link_state(engine)?.dead > 0,
             server,
         };
         // The other half is for the removal of the mark.
@@ -53,13 +55,15 @@ impl NbdReconnect {
             .send_under(Box::new(Arc::clone(&lock)), roots, limit);
         let has_returned = Arc::strong_count(&lock) == 1;
         if has_returned {
-            let unproven = self.decide(engine, offer, self.timeouts, deadline);
+            let restored = offer.is_marked().then_some(self.timeouts);
+            let unproven = self.decide(engine, offer, restored, deadline);
             return sent.and(unproven);
         }
         if offer.is_marked() {
             // The kernel runs it after the offer, also if this process does not heal again.
+            let begin = Deadline::after(Duration::from_millis(50));
             let restore = self.reconfigure(offer.timeouts);
-            if let Err(error) = restore.send_under(Box::new(lock), roots, deadline) {
+            if let Err(error) = restore.send_under(Box::new(lock), roots, begin) {
                 tracing::debug!(%error, "the timeouts are not restored yet");
             }
         }
@@ -86,47 +90,47 @@ impl NbdReconnect {
 
     /// The same, under the lock of the connections. Returns whether the connection is kept.
     fn decide_undecided_offer(&mut self, engine: &Engine, deadline: Deadline) -> Result<bool> {
-        let Some(offer) = engine.nbd_offers.take(&self.device, &self.backend) else {
+        let Some(mut offer) = engine.nbd_offers.take(&self.device, &self.backend) else {
             return Ok(false);
         };
-        if nbd::has_hung_up(&offer.server.stream) {
-            return Ok(false);
-        }
-        let wanted = NewTimeouts {
-            request: self.timeouts.request.or(offer.timeouts.request),
-            dead_connection: self
-                .timeouts
-                .dead_connection
-                .or(offer.timeouts.dead_connection),
-        };
+        offer.receivers_before = None;
         let live = self.link_state(engine)?.live;
-        // For a unix socket only a later read would show that.
-        let unproven = self.decide(engine, offer, wanted, deadline)?;
-        if let Some(unproven) = unproven.filter(|unproven| unproven.received.is_some()) {
-            self.keep_if_server_replied(engine, unproven, deadline)?;
-        }
+        let adopted = self.adopted.take();
+        // Another process may have set the timeouts that this heal does not set.
+        let wanted = Some(self.timeouts).filter(|wanted| *wanted != NewTimeouts::default());
+        let decided = match self.decide(engine, offer, wanted, deadline) {
+            Ok(Some(unproven)) if unproven.replaces_dead => {
+                self.keep_taken(engine, unproven, deadline)
+            }
+            // For a unix socket only a later read would show that.
+            Ok(Some(unproven)) if unproven.received.is_some() => {
+                self.keep_if_server_replied(engine, unproven, deadline)
+            }
+            decided => decided.map(|_| ()),
+        };
+        // A slot may have died since.
+        self.no_slot_is_dead = false;
         let is_kept = self.link_state(engine)?.live > live;
         if !is_kept {
+            self.adopted = adopted;
             self.offers_in_vain += 1;
         }
-        Ok(is_kept)
+        decided.map(|()| is_kept)
     }
 
     /// Keeps an offered connection if the kernel took it, and returns it if that cannot be seen.
-    /// The command has returned. Then the device gets the `wanted` timeouts.
+    /// The command has returned. Then the device gets the `wanted` timeouts, if there are any.
     fn decide(
         &mut self,
         engine: &Engine,
         offer: Offer,
-        wanted: NewTimeouts,
+        wanted: Option<NewTimeouts>,
         deadline: Deadline,
     ) -> Result<Option<Offer>> {
         let marking = nbd::timeouts_that_mark(offer.timeouts);
-        let restored = if wanted == marking {
-            Ok(())
-        } else {
+        let restored = wanted.map_or(Ok(()), |wanted| {
             self.reconfigure(wanted).send(engine.roots(), deadline)
-        };
+        });
         let stream = &offer.server.stream;
         let adoption = nbd::adoption(stream, marking);
         let unmarked = if offer.is_marked() {

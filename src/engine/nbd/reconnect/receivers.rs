@@ -107,7 +107,7 @@ impl NbdReconnect {
             if each_runs || is_late && proves_nothing {
                 self.change_own_link(engine, Link::note_receivers_began);
             }
-            if one_more_runs || each_runs {
+            if one_more_runs {
                 self.change_own_link(engine, Link::note_newest_receiver_began);
             }
             if one_more_runs || each_runs || is_late {

@@ -117,7 +117,7 @@ impl NbdReconnect {
                 return Ok(Some(error));
             }
             if let Some(unproven) = self.offer(engine, server, deadline)?
-                && state.dead > 0
+                && unproven.replaces_dead
             {
                 // The connection that it replaces has ended, so the kernel has room for it.
                 self.keep_taken(engine, unproven, deadline)?;
