@@ -35,7 +35,8 @@ impl Engine {
     /// it may be dead.
     ///
     /// The kernel may take a connection after `deadline`. The engine keeps such a connection open
-    /// until the next heal or the detach of the device, which finds out whether the kernel took it.
+    /// until the next heal or the detach of the device, which finds out
+    /// whether the kernel took it, as far as its socket shows that.
     ///
     /// A server that hangs without ending its connection is left to the kernel, which takes
     /// the connection for dead when a request has timed out ([`NbdOptions::io_timeout`]). A

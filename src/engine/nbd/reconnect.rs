@@ -41,8 +41,8 @@ pub(in crate::engine) struct NbdReconnect {
     adopted: Option<Vec<Difference>>,
     /// The kernel did not take the connection that it was offered last.
     no_slot_is_dead: bool,
-    /// How many offers in a row brought no further live connection. A turn may end between two.
-    offers_in_vain: u32,
+    /// How many offers in a row the kernel did not take. A turn may end between two.
+    refused_offers: u32,
     /// How many receivers ran without a live connection of this process after a wait for their
     /// end.
     known_surplus: usize,
@@ -76,7 +76,7 @@ impl NbdReconnect {
             own_link_had_ended: false,
             adopted: None,
             no_slot_is_dead: false,
-            offers_in_vain: 0,
+            refused_offers: 0,
             known_surplus: 0,
             died: None,
             lost_connection: LostConnection::None,
@@ -156,7 +156,7 @@ impl NbdReconnect {
             self.died = None;
             self.budget_is_spent = false;
             if !matches!(outcome, HealOutcome::Degraded(_)) {
-                self.offers_in_vain = 0;
+                self.refused_offers = 0;
                 self.lost_connection = LostConnection::None;
             }
         }

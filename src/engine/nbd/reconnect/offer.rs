@@ -32,7 +32,9 @@ impl NbdReconnect {
     ) -> Result<Option<Offer>> {
         let roots = engine.roots();
         let lock = Arc::new(DeviceLock::take(roots, &self.lock_name(), deadline)?);
-        if self.decide_undecided_offer(engine, deadline)? {
+        if self.decide_undecided_offer(engine, deadline)?
+            || self.require_no_late_receiver(engine).is_err()
+        {
             return Ok(None);
         }
         let connected_by = self.require_connected()?;
@@ -63,7 +65,7 @@ impl NbdReconnect {
             // The kernel runs it after the offer, also if this process does not heal again.
             let begin = Deadline::after(Duration::from_millis(50));
             let restore = self.reconfigure(offer.timeouts);
-            if let Err(error) = restore.send_under(Box::new(lock), roots, begin) {
+            if let Err(error) = restore.send_under(Box::new(Arc::clone(&lock)), roots, begin) {
                 tracing::debug!(%error, "the timeouts are not restored yet");
             }
         }
@@ -99,7 +101,7 @@ impl NbdReconnect {
         // Another process may have set the timeouts that this heal does not set.
         let wanted = Some(self.timeouts).filter(|wanted| *wanted != NewTimeouts::default());
         let decided = match self.decide(engine, offer, wanted, deadline) {
-            Ok(Some(unproven)) if unproven.replaces_dead => {
+            Ok(Some(unproven)) if unproven.replaces_dead && live > 0 => {
                 self.keep_taken(engine, unproven, deadline)
             }
             // For a unix socket only a later read would show that.
@@ -108,13 +110,13 @@ impl NbdReconnect {
             }
             decided => decided.map(|_| ()),
         };
-        // A slot may have died since.
-        self.no_slot_is_dead = false;
         let is_kept = self.link_state(engine)?.live > live;
         if !is_kept {
             self.adopted = adopted;
-            self.offers_in_vain += 1;
+            self.count_refusal();
         }
+        // A slot may have died since.
+        self.no_slot_is_dead = false;
         decided.map(|()| is_kept)
     }
 

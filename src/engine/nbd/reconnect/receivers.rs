@@ -107,7 +107,9 @@ impl NbdReconnect {
             if each_runs || is_late && proves_nothing {
                 self.change_own_link(engine, Link::note_receivers_began);
             }
-            if one_more_runs {
+            // `before` is not known of a late offer, so another receiver may be counted.
+            let newest_began = each_runs && (before.is_some() || running.is_none());
+            if one_more_runs || newest_began {
                 self.change_own_link(engine, Link::note_newest_receiver_began);
             }
             if one_more_runs || each_runs || is_late {

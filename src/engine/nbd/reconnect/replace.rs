@@ -93,6 +93,7 @@ impl NbdReconnect {
         /// kernel may not have seen that yet, or another process may have replaced it.
         const MOST_OFFERS: u32 = 5;
         let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_millis(800));
+        let mut offers = 0;
         loop {
             let state = self.link_state(engine)?;
             if state.is_whole() || (state.dead == 0 && self.no_slot_is_dead) {
@@ -124,25 +125,35 @@ impl NbdReconnect {
             }
             let now = self.link_state(engine)?;
             if now.live > state.live {
-                self.offers_in_vain = 0;
+                self.refused_offers = 0;
                 continue;
             }
             if now.dead == 0 {
-                self.offers_in_vain = 0;
+                self.refused_offers = 0;
                 self.note_that_no_slot_is_dead(engine, now);
                 return Ok(None);
             }
-            self.offers_in_vain += 1;
-            if self.offers_in_vain >= MOST_OFFERS {
-                self.offers_in_vain = 0;
-                if self.no_slot_is_dead {
-                    self.forget_dead_connections(engine);
-                    return Ok(None);
-                }
+            offers += 1;
+            self.count_refusal();
+            if self.refused_offers >= MOST_OFFERS {
+                self.refused_offers = 0;
+                self.forget_dead_connections(engine);
+                return Ok(None);
+            }
+            if offers >= MOST_OFFERS {
                 return Ok(Some(self.connections_end_again()));
             }
             self.pause(engine, deadline.at_most(pauses.pause()));
         }
+    }
+
+    /// Counts the last offer if the kernel did not take it.
+    pub(super) fn count_refusal(&mut self) {
+        self.refused_offers = if self.no_slot_is_dead {
+            self.refused_offers + 1
+        } else {
+            0
+        };
     }
 
     fn connections_end_again(&self) -> Error {
