@@ -35,6 +35,8 @@ impl NbdReconnect {
         if self.decide_undecided_offer(engine, deadline)?
             || self.require_no_late_receiver(engine).is_err()
         {
+            // This was no refusal.
+            self.no_slot_is_dead = false;
             return Ok(None);
         }
         let connected_by = self.require_connected()?;
@@ -145,6 +147,7 @@ impl NbdReconnect {
         let mut unproven = None;
         match adoption {
             Adoption::Taken => {
+                self.refused_offers = 0;
                 self.learn_timeout(stream);
                 self.keep_taken(engine, offer, deadline)?;
             }

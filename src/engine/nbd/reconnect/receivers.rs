@@ -107,7 +107,8 @@ impl NbdReconnect {
             if each_runs || is_late && proves_nothing {
                 self.change_own_link(engine, Link::note_receivers_began);
             }
-            // `before` is not known of a late offer, so another receiver may be counted.
+            // The newest connection may have ended already. That its receiver has begun is then
+            // likely and not proven. Of a late offer it is not even likely.
             let newest_began = each_runs && (before.is_some() || running.is_none());
             if one_more_runs || newest_began {
                 self.change_own_link(engine, Link::note_newest_receiver_began);
