@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::deadline::Backoff;
+use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::attach::addresses::{are_scanned, lock_addresses, wait_for_scans};
 use crate::engine::call::CallContext;
@@ -239,26 +239,39 @@ fn alias(lun: Lun) -> Option<Lun> {
 fn retry_until_gone(run: &mut DetachRun<'_>, call: &mut CallContext) -> Result<()> {
     let deadline = call.deadline;
     let mut pauses = Backoff::for_other_process();
+    let mut last_failure = None;
     loop {
         match run.remove_present(call) {
             Ok(false) => break,
-            Ok(true) => {}
+            Ok(true) => last_failure = None,
             Err(error) if !deadline.has_passed() && run.is_transient(&error, deadline) => {
                 tracing::debug!(%error, "the detach retries after a transient failure");
                 run.maps.next(deadline.at_most(pauses.pause()));
                 if deadline.has_passed() {
                     // Another pass without time left would report less than this one.
-                    let stage = error.stage().unwrap_or(Stage::Resolve);
-                    let what = "transient users to release the device";
-                    let timed_out = Error::timed_out(stage, deadline, what);
-                    let timed_out = timed_out.with_last_seen(error.to_string());
-                    return Err(timed_out.with_holders(error.holders()));
+                    return Err(users_stayed(&error, deadline));
                 }
+                last_failure = Some((error.stage(), error.kind()));
+            }
+            // The deadline passed during the pass or the look at the users.
+            Err(error)
+                if deadline.has_passed() && last_failure == Some((error.stage(), error.kind())) =>
+            {
+                return Err(users_stayed(&error, deadline));
             }
             Err(error) => return Err(error),
         }
     }
     run.wait_until_forgotten(call)
+}
+
+/// The error of a detach whose failures were transient until the deadline.
+fn users_stayed(last: &Error, deadline: Deadline) -> Error {
+    let stage = last.stage().unwrap_or(Stage::Resolve);
+    let what = "transient users to release the device";
+    let timed_out = Error::timed_out(stage, deadline, what);
+    let timed_out = timed_out.with_last_seen(last.to_string());
+    timed_out.with_holders(last.holders())
 }
 
 /// Whether this detach flushed the path.
