@@ -29,23 +29,19 @@ impl From<OwnedFd> for HeldSocket {
 }
 
 impl HeldSocket {
+    /// Whether the connection has ended.
     pub(super) fn has_hung_up(&self) -> bool {
-        has_hung_up(&self.socket)
+        // nix has no name for POLLRDHUP. Otherwise poll reports only hang-ups and errors
+        // here, so any event means that the connection has ended.
+        let peer_closed = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
+        let mut polled = [PollFd::new(self.socket.as_fd(), peer_closed)];
+        matches!(poll(&mut polled, PollTimeout::ZERO), Ok(1..))
     }
 
     pub(super) fn shut_down(&self) {
         // ENOTCONN: the connection is dead already.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
-}
-
-/// Whether the connection of this socket has ended.
-fn has_hung_up(socket: &OwnedFd) -> bool {
-    // nix has no name for POLLRDHUP. Otherwise poll reports only hang-ups and errors
-    // here, so any event means that the connection has ended.
-    let peer_closed = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
-    let mut polled = [PollFd::new(socket.as_fd(), peer_closed)];
-    matches!(poll(&mut polled, PollTimeout::ZERO), Ok(1..))
 }
 
 /// Duplicates the sockets for the kernel to take over.

@@ -34,9 +34,9 @@ impl Engine {
     /// make none, the device is [`Degraded`](HealOutcome::Degraded) too, since a connection of
     /// it may be dead.
     ///
-    /// The kernel may take a connection after `deadline`. The engine keeps such a connection open
-    /// until the next heal or the detach of the device, which finds out
-    /// whether the kernel took it, as far as its socket shows that.
+    /// The kernel may take a connection after `deadline`. The engine keeps such a connection open.
+    /// The next heal of the device finds out whether the kernel took it, as far as the socket
+    /// shows that; a detach closes it.
     ///
     /// A server that hangs without ending its connection is left to the kernel, which takes
     /// the connection for dead when a request has timed out ([`NbdOptions::io_timeout`]). A
