@@ -51,12 +51,16 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
 
     for pid in process::program_pids(roots)? {
         let process = roots.proc.join(pid.to_string());
-        // Skip a process that has ended or that we may not read.
+        // Skip a process that has ended or that we may not read. Another one may have its
+        // namespace.
         let Ok(inode) = namespace(&process) else {
             continue;
         };
-        if namespaces.insert(inode) {
-            let text = read_whole(&process.join("mountinfo")).unwrap_or_default();
+        if namespaces.contains(&inode) {
+            continue;
+        }
+        if let Ok(text) = read_whole(&process.join("mountinfo")) {
+            namespaces.insert(inode);
             found.extend(parse_mountinfo(&text, Some(pid), &mut sources));
         }
     }

@@ -1,58 +1,32 @@
 //! Which processes have a device open, and which of them are hidden.
 
+mod descriptor_tables;
 pub(super) mod descriptors;
 mod kernel_threads;
 mod mappings;
 mod opener;
+mod pids;
 mod rings;
+mod scan;
+mod stat;
+mod threads;
 mod without_descriptor;
-
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
 
 use super::devices::NumberedDevice;
 use super::machine::Capabilities;
 use super::{Roots, namespace, sysfs, user_namespace};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use descriptors::{DescriptorTables, has_gone, unless_denied, writes};
-use kernel_threads::{KernelThreads, is_kernel_thread};
-pub use opener::{Means, Opener};
-use without_descriptor::Process;
-
-/// The processes that have a device open.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Openers {
-    /// Each process with a device, once for each means.
-    pub found: Vec<Opener>,
-    /// The processes that may have more open: the kernel did not show all that they have.
-    pub unreadable: BTreeSet<u32>,
-}
+use descriptor_tables::DescriptorTables;
+use descriptors::has_gone;
+use kernel_threads::is_kernel_thread;
+pub use opener::{Means, Opener, Openers};
+pub(crate) use pids::{pids, program_pids};
+use scan::DescriptorScan;
 
 /// The inode of the PID namespace that the machine starts with
 /// (`include/linux/proc_ns.h`, `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-
-/// The processes that `/proc` shows.
-pub(crate) fn pids(roots: &Roots) -> Result<Vec<u32>> {
-    let names = sysfs::names(&roots.proc)?;
-    Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
-}
-
-/// The processes that `/proc` shows, without the children of kthreadd that are threads of the
-/// kernel. These have the table of descriptors and the mount namespace of kthreadd, which is
-/// included.
-pub(crate) fn program_pids(roots: &Roots) -> Result<Vec<u32>> {
-    let tables = DescriptorTables::read(roots);
-    pids_without(roots, &KernelThreads::read(roots, &tables))
-}
-
-fn pids_without(roots: &Roots, kernel_threads: &KernelThreads<'_>) -> Result<Vec<u32>> {
-    let mut pids = pids(roots)?;
-    pids.retain(|pid| !kernel_threads.has(*pid, &roots.proc.join(pid.to_string())));
-    Ok(pids)
-}
 
 /// Whether a process runs whose command has this name, of those that `/proc`
 /// shows.
@@ -118,7 +92,10 @@ pub(crate) fn may_administer(roots: &Roots, pid: u32) -> bool {
 /// The processes that have a descriptor of one of `devices`. A descriptor that only names a
 /// device (`O_PATH`) does not count. For a file on a file server, the server is not asked.
 pub fn read_openers(roots: &Roots, devices: &[NumberedDevice]) -> Result<Openers> {
-    Ok(DescriptorScan::read(roots, devices)?.openers)
+    let tables = DescriptorTables::read(roots);
+    let mut scan = DescriptorScan::new(roots, devices, &tables);
+    scan.look_at_all(&mut |_, _| {})?;
+    Ok(scan.openers)
 }
 
 /// As [`read_openers`], and the processes that have a device open without a descriptor: they
@@ -129,152 +106,24 @@ pub fn read_all_openers(
     devices: &[NumberedDevice],
     deadline: Deadline,
 ) -> Result<Openers> {
-    let DescriptorScan {
-        mut openers,
-        processes,
-    } = DescriptorScan::read(roots, devices)?;
-    for process in without_descriptor::read(roots, devices, processes, deadline) {
-        let pid = process.pid;
-        if !process.is_complete {
-            openers.unreadable.insert(pid);
-        }
-        for (device, means) in process.opened {
-            let mut known = openers.found.iter();
-            if !known.any(|known| known.pid == pid && known.device == device && known.writes) {
-                openers.found.push(Opener {
-                    device,
-                    pid,
-                    command: command(&roots.proc.join(pid.to_string())),
-                    writes: true,
-                    means,
-                });
+    let tables = DescriptorTables::read(roots);
+    let mut scan = DescriptorScan::new(roots, devices, &tables);
+    scan.look_at_all(&mut |openers, processes| {
+        for process in without_descriptor::read(roots, devices, processes, deadline) {
+            if !process.is_complete {
+                openers.unreadable.insert(process.pid);
             }
+            openers.add_writer(roots, process.pid, &process.opened);
         }
-    }
-    Ok(openers)
-}
-
-/// The descriptors of each process.
-struct DescriptorScan {
-    openers: Openers,
-    /// The processes that were looked at.
-    processes: Vec<Process>,
-}
-
-impl DescriptorScan {
-    fn read(roots: &Roots, devices: &[NumberedDevice]) -> Result<Self> {
-        let mut openers = Openers::default();
-        let mut processes = Vec::new();
-        let tables = DescriptorTables::read(roots);
-        let kernel_threads = KernelThreads::read(roots, &tables);
-        for pid in pids_without(roots, &kernel_threads)? {
-            let path = roots.proc.join(pid.to_string());
-            let mut is_complete = true;
-            let descriptors = tables.descriptors(pid, &path, &mut is_complete);
-            let process = Process {
-                pid,
-                thread: descriptors.thread,
-                rings: Vec::new(),
-            };
-            let mut scan = ProcessScan {
-                path,
-                process,
-                found: Vec::new(),
-            };
-            for descriptor in descriptors.paths {
-                scan.add(roots, devices, descriptor, &mut is_complete);
-            }
-            openers.found.extend(scan.found);
-            // A thread of the kernel has no memory.
-            if !kernel_threads.is_parent(pid) {
-                processes.push(scan.process);
-            }
-            if !is_complete {
-                openers.unreadable.insert(pid);
-            }
-        }
-        Ok(Self { openers, processes })
-    }
-}
-
-/// The descriptors of one process.
-struct ProcessScan {
-    path: PathBuf,
-    process: Process,
-    found: Vec<Opener>,
-}
-
-impl ProcessScan {
-    /// Adds a descriptor. `is_complete` becomes false if the process may have more open.
-    fn add(
-        &mut self,
-        roots: &Roots,
-        devices: &[NumberedDevice],
-        descriptor: PathBuf,
-        is_complete: &mut bool,
-    ) {
-        let link = fs::read_link(&descriptor);
-        match &link {
-            Ok(link) if rings::is_ring(link) => return self.process.rings.push(descriptor),
-            Ok(link) if is_no_path(link) => return,
-            _ => {}
-        }
-        let at = match roots.devices.device_at(&descriptor) {
-            // The kernel lets us look, but the file's own file system does not: a file
-            // system in user space refuses other users (`fs/fuse/dir.c`,
-            // `fuse_allow_current_process`). Such a file is no disk of this machine.
-            Err(error) if !has_gone(&error) && link.is_ok() => return,
-            at => unless_denied(at, is_complete).flatten(),
-        };
-        let Some(device) = at.filter(|device| devices.contains(device)) else {
-            return;
-        };
-        let Some(writes) = writes(&descriptor) else {
-            return;
-        };
-        // The process may have closed the descriptor, and the flags are those of another file
-        // that has its number now.
-        let is_another = match roots.devices.device_at(&descriptor) {
-            Ok(now) => now != Some(device),
-            Err(error) => has_gone(&error),
-        };
-        if is_another {
-            return;
-        }
-        let mut known = self.found.iter_mut();
-        match known.find(|opener| opener.device == device) {
-            Some(known) => known.writes |= writes,
-            None => self.found.push(Opener {
-                device,
-                pid: self.process.pid,
-                command: command(&self.path),
-                writes,
-                means: Means::Descriptor,
-            }),
-        }
-    }
-}
-
-/// Whether the link of a descriptor names something that is on no file system.
-fn is_no_path(link: &Path) -> bool {
-    let text = link.as_os_str().as_encoded_bytes();
-    let names: [&[u8]; 3] = [b"socket:", b"pipe:", b"anon_inode:"];
-    names.iter().any(|name| text.starts_with(name))
-}
-
-fn command(process: &Path) -> String {
-    sysfs::read(&process.join("comm")).unwrap_or_default()
+    })?;
+    Ok(scan.openers)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::fs;
     use std::os::unix::fs::symlink;
     use std::sync::Arc;
-    use std::thread;
-
-    use nix::sys::stat::Mode;
-    use nix::unistd::mkfifo;
 
     use super::*;
     use crate::id::DevNo;
@@ -312,35 +161,6 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_whose_number_another_file_has_meanwhile_does_not_open_the_device() {
-        let root = tempfile::tempdir().unwrap();
-        let roots = Roots::below(root.path());
-        let process = roots.proc.join("7");
-        fs::create_dir_all(process.join("fd")).unwrap();
-        fs::create_dir_all(process.join("fdinfo")).unwrap();
-        // The look at the flags waits in this pipe.
-        let flags = process.join("fdinfo/3");
-        mkfifo(&flags, Mode::S_IRWXU).unwrap();
-        let descriptor = process.join("fd/3");
-        symlink("/dev/full", &descriptor).unwrap();
-        let full = NumberedDevice::Character(DevNo { major: 1, minor: 7 });
-        let openers = |successor: &str| {
-            thread::scope(|scope| {
-                scope.spawn(|| {
-                    let mut pipe = fs::File::options().write(true).open(&flags).unwrap();
-                    fs::remove_file(&descriptor).unwrap();
-                    symlink(successor, &descriptor).unwrap();
-                    pipe.write_all(b"flags:\t01\n").unwrap();
-                });
-                read_openers(&roots, &[full]).unwrap().found
-            })
-        };
-        let [writer] = <[Opener; 1]>::try_from(openers("/dev/full")).unwrap();
-        assert!(writer.writes, "{writer:?}");
-        assert_eq!(openers("/dev/null"), []);
-    }
-
-    #[test]
     fn a_process_that_may_not_be_looked_at_is_not_taken_for_one_that_has_nothing_open() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots {
@@ -366,6 +186,16 @@ mod tests {
         assert_eq!(unreadable(), 0, "its file system denies it");
         fs::create_dir_all(process("9/task/9")).unwrap();
         fs::create_dir_all(process("9/task/10")).unwrap();
+        let stat = |threads: u32| {
+            let stat = format!("9 (a) S 2 9 9 0 -1 0 1 2 3 4 5 6 7 8 20 0 {threads} 0 99\n");
+            fs::write(process("9/stat"), stat).unwrap();
+        };
+        stat(3);
+        fs::create_dir_all(process("9/task/10/fd")).unwrap();
+        assert_eq!(unreadable(), 1, "the kernel skipped a thread");
+        stat(2);
+        assert_eq!(unreadable(), 0);
+        fs::remove_dir(process("9/task/10/fd")).unwrap();
         fs::write(process("9/task/10/fd"), "").unwrap();
         assert_eq!(unreadable(), 1, "a thread");
         fs::write(process("8/fd"), "").unwrap();

@@ -7,8 +7,9 @@ use std::path::Path;
 use nix::errno::Errno;
 use parking_lot::Mutex;
 
-use super::descriptors::DescriptorTables;
-use crate::kernel::{Roots, proc_file, sysfs};
+use super::descriptor_tables::DescriptorTables;
+use super::stat;
+use crate::kernel::{Roots, proc_file};
 
 /// The threads of the kernel are children of kthreadd, and so are the programs that the
 /// kernel starts. A child is compared with kthreadd until it is known as a thread.
@@ -23,7 +24,7 @@ const KTHREADD: u32 = 2;
 /// `PF_KTHREAD` (`include/linux/sched.h`): a process that ends loses its executable
 /// file while it still has descriptors, and never gains this flag. The execution of a program
 /// clears it (`fs/exec.c`, `begin_new_exec`).
-const KERNEL_THREAD: u32 = 0x0020_0000;
+const KERNEL_THREAD: u64 = 0x0020_0000;
 
 /// Children of kthreadd that are threads of the kernel.
 static KNOWN_THREADS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
@@ -75,15 +76,7 @@ impl<'a> KernelThreads<'a> {
 }
 
 pub(super) fn is_kernel_thread(process: &Path) -> bool {
-    flags(process).is_some_and(|flags| flags & KERNEL_THREAD != 0)
-}
-
-/// The process's flags in `stat` (proc(5), field 9); its command may contain blanks
-/// and parentheses.
-fn flags(process: &Path) -> Option<u32> {
-    let text = sysfs::read(&process.join("stat")).ok()?;
-    let (_, fields) = text.rsplit_once(')')?;
-    fields.split_ascii_whitespace().nth(6)?.parse().ok()
+    stat::read_field(process, stat::FLAGS).is_ok_and(|flags| flags & KERNEL_THREAD != 0)
 }
 
 #[cfg(test)]

@@ -12,16 +12,21 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
-use super::descriptors::unless_denied;
+use super::descriptors::{has_gone, unless_denied};
 use crate::kernel::devices::NumberedDevice;
 use crate::kernel::{Roots, proc_file};
 
 /// How the kernel names the memory that a process shares with an `io_uring`.
 const RING: &str = "anon_inode:[io_uring]";
 
+/// How often the mappings are read while one goes meanwhile.
+const MAX_READS: usize = 16;
+
 /// What was found in the mappings of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Mapped {
+    /// Whether nothing is mapped: the thread has ended, or is one of the kernel.
+    pub(super) is_empty: bool,
     /// The devices to which it can write by a mapping.
     pub(super) devices: Vec<NumberedDevice>,
     /// Whether it has a ring mapped: a ring still works after its descriptor is closed.
@@ -41,11 +46,31 @@ impl Mappings {
     /// The mappings of the process of this directory in `/proc`. **May block** while
     /// another thread changes the process's memory and waits for a file server.
     pub(super) fn read(&mut self, roots: &Roots, process: &Path, is_complete: &mut bool) -> Mapped {
-        let read = proc_file::read_into(&process.join("maps"), &mut self.text);
         let mut mapped = Mapped::default();
-        if unless_denied(read, is_complete).is_none() {
-            return mapped;
+        for _ in 0..MAX_READS {
+            mapped = Mapped::default();
+            let read = proc_file::read_into(&process.join("maps"), &mut self.text);
+            if unless_denied(read, is_complete).is_none() {
+                return mapped;
+            }
+            if self.add(roots, process, &mut mapped, is_complete) {
+                return mapped;
+            }
         }
+        *is_complete = false;
+        mapped
+    }
+
+    /// Adds the mappings that were read. `false` if one has gone: it may have become two, or a
+    /// part of another one.
+    fn add(
+        &mut self,
+        roots: &Roots,
+        process: &Path,
+        mapped: &mut Mapped,
+        is_complete: &mut bool,
+    ) -> bool {
+        mapped.is_empty = self.text.is_empty();
         let text = String::from_utf8_lossy(&self.text);
         for (addresses, file) in text.lines().filter_map(writable) {
             if file.ends_with(RING) {
@@ -56,15 +81,21 @@ impl Mappings {
                 *known
             } else {
                 let link = process.join("map_files").join(addresses);
-                let Some(found) = unless_denied(device(roots, &link), is_complete) else {
-                    continue;
-                };
-                self.known.insert(file.to_owned(), found);
-                found
+                match device(roots, &link) {
+                    Ok(found) => {
+                        self.known.insert(file.to_owned(), found);
+                        found
+                    }
+                    Err(error) if has_gone(&error) => return false,
+                    Err(_) => {
+                        *is_complete = false;
+                        continue;
+                    }
+                }
             };
             mapped.devices.extend(device);
         }
-        mapped
+        true
     }
 }
 
@@ -96,8 +127,14 @@ fn writable(line: &str) -> Option<(String, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+    use std::io::Write as _;
     use std::path::PathBuf;
     use std::sync::Arc;
+    use std::thread;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
 
     use super::*;
     use crate::id::DevNo;
@@ -151,6 +188,7 @@ mod tests {
         let mut mappings = Mappings::default();
         let mut is_complete = true;
         let both = Mapped {
+            is_empty: false,
             devices: vec![NumberedDevice::Block(SDA)],
             has_ring: true,
         };
@@ -166,19 +204,47 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_mapping_makes_the_look_incomplete_and_a_removed_mapping_does_not() {
-        let maps = "1000-2000 rw-s 00000000 00:05 123    /dev/sda\n";
-        let gone = process(maps, "none");
-        let mut is_complete = true;
-        let look = |process: &Process, is_complete: &mut bool| {
-            Mappings::default().read(&process.roots, &process.path, is_complete)
+    fn a_mapping_that_the_kernel_does_not_show_makes_the_look_incomplete() {
+        let line = "1000-2000 rw-s 00000000 00:05 123    /dev/sda\n";
+        let look = |process: &Process| {
+            let mut is_complete = true;
+            let mut mappings = Mappings::default();
+            let mapped = mappings.read(&process.roots, &process.path, &mut is_complete);
+            (mapped.devices, is_complete)
         };
-        assert_eq!(look(&gone, &mut is_complete), Mapped::default());
+        let changing = process(line, "none");
+        assert_eq!(
+            look(&changing),
+            (Vec::new(), false),
+            "listed, and not there"
+        );
+        let denied = process(line, "none");
+        fs::remove_dir(denied.path.join("map_files")).unwrap();
+        fs::write(denied.path.join("map_files"), "").unwrap();
+        assert_eq!(look(&denied), (Vec::new(), false));
+    }
+
+    #[test]
+    fn the_mappings_are_read_again_if_one_goes_meanwhile() {
+        let whole = "1000-3000 rw-s 00000000 00:05 123    /dev/sda\n";
+        let split = "1000-2000 r--s 00000000 00:05 123    /dev/sda\n\
+                     2000-3000 rw-s 00001000 00:05 123    /dev/sda\n";
+        let process = process(whole, "2000-3000");
+        // The first read waits in this pipe.
+        let maps = process.path.join("maps");
+        fs::remove_file(&maps).unwrap();
+        mkfifo(&maps, Mode::S_IRWXU).unwrap();
+        let mut is_complete = true;
+        let mapped = thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut pipe = OpenOptions::new().write(true).open(&maps).unwrap();
+                fs::remove_file(&maps).unwrap();
+                fs::write(&maps, split).unwrap();
+                pipe.write_all(whole.as_bytes()).unwrap();
+            });
+            Mappings::default().read(&process.roots, &process.path, &mut is_complete)
+        });
+        assert_eq!(mapped.devices, [NumberedDevice::Block(SDA)]);
         assert!(is_complete);
-        let maps = process(maps, "none");
-        fs::remove_dir(maps.path.join("map_files")).unwrap();
-        fs::write(maps.path.join("map_files"), "").unwrap();
-        assert_eq!(look(&maps, &mut is_complete), Mapped::default());
-        assert!(!is_complete);
     }
 }

@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::descriptors::unless_denied;
 use super::mappings::Mappings;
 use super::opener::Means;
 use super::rings;
+use super::threads::ThreadList;
 use crate::deadline::Deadline;
 use crate::error::Stage;
 use crate::kernel::Roots;
@@ -35,8 +37,6 @@ const PART_OF_TIME: u32 = 8;
 #[derive(Debug, Clone)]
 pub(super) struct Process {
     pub(super) pid: u32,
-    /// A thread of it that has not ended.
-    pub(super) thread: u32,
     /// Those of its descriptors that are rings.
     pub(super) rings: Vec<PathBuf>,
 }
@@ -175,8 +175,22 @@ fn read_process(
     mappings: &mut Mappings,
 ) -> Found {
     let mut is_complete = true;
-    let directory = roots.proc.join(process.thread.to_string());
-    let mapped = mappings.read(roots, &directory, &mut is_complete);
+    let mut directory = roots.proc.join(process.pid.to_string());
+    let mut mapped = mappings.read(roots, &directory, &mut is_complete);
+    if mapped.is_empty {
+        // The first thread may have ended, and another one has the process's memory.
+        let list = unless_denied(ThreadList::read(&directory), &mut is_complete);
+        let list = list.unwrap_or_default();
+        for thread in &list.numbers {
+            let of_thread = roots.proc.join(thread.to_string());
+            mapped = mappings.read(roots, &of_thread, &mut is_complete);
+            if !mapped.is_empty {
+                directory = of_thread;
+                break;
+            }
+        }
+        is_complete &= !mapped.is_empty || list.was_whole();
+    }
     // A ring still works while it is mapped, and without a descriptor nothing shows its files.
     is_complete &= !mapped.has_ring || !process.rings.is_empty();
     let mut opened = Vec::new();
@@ -185,7 +199,8 @@ fn read_process(
             opened.push((device, Means::Mapping));
         }
     }
-    for ring in &process.rings {
+    // A process without memory has ended.
+    for ring in process.rings.iter().filter(|_| !mapped.is_empty) {
         let files = rings::fixed_files(roots, &directory, ring, wanted, &mut is_complete);
         opened.extend(files.into_iter().map(|device| (device, Means::FixedFile)));
     }
@@ -211,7 +226,6 @@ mod tests {
     fn process(pid: u32) -> Process {
         Process {
             pid,
-            thread: pid,
             rings: Vec::new(),
         }
     }
@@ -272,7 +286,36 @@ mod tests {
         let found = read(&roots, &[], vec![mapper.clone()], long);
         assert_eq!(whole(&found), [(4_194_313, false)]);
         mapper.rings.push(roots.proc.join("4194313/fd/3"));
+        let found = read(&roots, &[], vec![mapper.clone()], long);
+        assert_eq!(
+            whole(&found),
+            [(4_194_313, false)],
+            "its descriptor has gone"
+        );
+        let fdinfo = roots.proc.join("4194313/fdinfo");
+        fs::create_dir_all(&fdinfo).unwrap();
+        fs::write(fdinfo.join("3"), "UserFiles:\t0\nUserBufs:\t0\n").unwrap();
         let found = read(&roots, &[], vec![mapper], long);
         assert_eq!(whole(&found), [(4_194_313, true)]);
+    }
+
+    #[test]
+    fn the_memory_of_a_process_whose_first_thread_has_ended_is_read_through_another_thread() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let [first, other] = [4_194_314, 4_194_315];
+        let line = "3000-4000 rw-s 00000000 00:0f 9      anon_inode:[io_uring]\n";
+        fs::write(maps(&roots, first), "").unwrap();
+        fs::write(maps(&roots, other), line).unwrap();
+        let long = Deadline::after(Duration::from_secs(600));
+        let is_complete = || read(&roots, &[], vec![process(first)], long)[0].is_complete;
+        assert!(is_complete(), "it has ended");
+        let directory = roots.proc.join(first.to_string());
+        for thread in [first, other] {
+            fs::create_dir_all(directory.join(format!("task/{thread}"))).unwrap();
+        }
+        let stat = format!("{first} (a) Z 2 7 7 0 -1 0 1 2 3 4 5 6 7 8 20 0 2 0 99\n");
+        fs::write(directory.join("stat"), stat).unwrap();
+        assert!(!is_complete(), "a ring is mapped");
     }
 }

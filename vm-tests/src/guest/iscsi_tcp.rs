@@ -1,7 +1,8 @@
 //! The kernel's initiator without a daemon.
 
 use std::fs;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::iscsid;
 
@@ -38,6 +39,8 @@ pub fn connections() -> Vec<String> {
     lines.filter(is_open).map(str::to_owned).collect()
 }
 
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// Panics if the kernel has an iSCSI session, connection or host, or if a TCP connection does
 /// not go soon.
 pub fn nothing_is_left() {
@@ -45,9 +48,16 @@ pub fn nothing_is_left() {
         let there = super::entries(format!("/sys/class/{class}"));
         assert!(there.is_empty(), "{class}: {there:?}");
     }
-    super::wait_until("no TCP connection", Duration::from_secs(60), || {
-        connections().is_empty().then_some(())
-    });
+    let mut last_seen = Vec::new();
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
+        last_seen = connections();
+        if last_seen.is_empty() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    panic!("after {LIMIT:?} there are still {last_seen:#?}");
 }
 
 /// An attribute of a session or of its connection, as sysfs shows it.

@@ -1,0 +1,90 @@
+//! The tables of descriptors of a process. A thread may have one of its own.
+
+use std::fs;
+use std::io;
+use std::iter;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use super::threads::ThreadList;
+use crate::kernel::Roots;
+
+/// Tells tables of descriptors apart.
+#[derive(Debug)]
+pub(super) struct DescriptorTables {
+    /// Whether the numbers in `/proc` are those of this process's PID namespace, so that
+    /// they mean the same in a system call.
+    has_own_numbers: bool,
+}
+
+/// The directory in `/proc` with the descriptors of a process's first thread. The number of the
+/// process also names another thread that executes a program (`fs/exec.c`, `de_thread`).
+pub(super) fn of_first_thread(process: &Path) -> PathBuf {
+    process.join("fd")
+}
+
+/// The tables of the threads that do not have the table of their process's first thread.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct OtherTables {
+    /// Their directories in `/proc`.
+    pub(super) directories: Vec<PathBuf>,
+    /// Whether these are all, if the caller then finds each directory there. If a thread has
+    /// ended meanwhile, the kernel may have skipped another one.
+    pub(super) are_all: bool,
+}
+
+impl OtherTables {
+    /// Those of a process that has ended.
+    pub(super) fn none() -> Self {
+        Self {
+            directories: Vec::new(),
+            are_all: true,
+        }
+    }
+}
+
+impl DescriptorTables {
+    pub(super) fn read(roots: &Roots) -> Self {
+        let own = fs::read_link(roots.proc.join("self")).ok();
+        let number = std::process::id().to_string();
+        Self {
+            has_own_numbers: own.is_some_and(|own| own == Path::new(&number)),
+        }
+    }
+
+    /// The tables of the other threads of a process.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the process has ended.
+    pub(super) fn of_other_threads(&self, pid: u32, process: &Path) -> io::Result<OtherTables> {
+        let list = ThreadList::read(process)?;
+        // A thread that has ended counts as one with another table, whose directory is not there.
+        let share_table = |one, other| self.compare(one, other) == Ok(true);
+        let mut threads: Vec<u32> = Vec::new();
+        for &thread in list.numbers.iter().filter(|thread| **thread != pid) {
+            let mut known = iter::once(&pid).chain(threads.last());
+            let is_known = known.any(|known| share_table(*known, thread));
+            if !is_known {
+                threads.push(thread);
+            }
+        }
+        let directory = |thread| process.join(format!("task/{thread}/fd"));
+        Ok(OtherTables {
+            directories: threads.into_iter().map(directory).collect(),
+            are_all: list.was_whole(),
+        })
+    }
+
+    /// Whether both threads have one table.
+    ///
+    /// # Errors
+    /// Those of [`lunbd_sys::process::share_files`]; `ENOSYS` if the numbers in `/proc` are not
+    /// those of a system call.
+    pub(super) fn compare(&self, thread: u32, other: u32) -> nix::Result<bool> {
+        if !self.has_own_numbers {
+            return Err(Errno::ENOSYS);
+        }
+        lunbd_sys::process::share_files(thread, other)
+    }
+}

@@ -1,0 +1,354 @@
+//! A look at the descriptors of all processes.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::descriptor_tables::{DescriptorTables, OtherTables, of_first_thread};
+use super::descriptors::{has_gone, unless_denied, writes};
+use super::kernel_threads::KernelThreads;
+use super::opener::{Means, Opener, Openers, command};
+use super::pids::pids_without;
+use super::rings;
+use super::without_descriptor::Process;
+use crate::error::Result;
+use crate::kernel::devices::NumberedDevice;
+use crate::kernel::{Roots, directory};
+
+/// How often the look at one process is repeated while threads of it end.
+const MAX_LOOKS: usize = 16;
+
+/// How often the processes are listed while new ones start.
+const MAX_LISTS: usize = 16;
+
+/// A look for the processes that have one of some devices open.
+pub(super) struct DescriptorScan<'a> {
+    roots: &'a Roots,
+    devices: &'a [NumberedDevice],
+    tables: &'a DescriptorTables,
+    kernel_threads: KernelThreads<'a>,
+    /// The processes that were looked at.
+    known: BTreeSet<u32>,
+    pub(super) openers: Openers,
+}
+
+impl<'a> DescriptorScan<'a> {
+    pub(super) fn new(
+        roots: &'a Roots,
+        devices: &'a [NumberedDevice],
+        tables: &'a DescriptorTables,
+    ) -> Self {
+        Self {
+            roots,
+            devices,
+            tables,
+            kernel_threads: KernelThreads::read(roots, tables),
+            known: BTreeSet::new(),
+            openers: Openers::default(),
+        }
+    }
+
+    /// Looks at all processes, calls `and_then` with them, and repeats that with those that have
+    /// started meanwhile: a process may end before the look at it, and have started another one
+    /// that has the same files.
+    pub(super) fn look_at_all(
+        &mut self,
+        and_then: &mut dyn FnMut(&mut Openers, Vec<Process>),
+    ) -> Result<()> {
+        for _ in 0..MAX_LISTS {
+            let new = self.new_pids()?;
+            if new.is_empty() {
+                return Ok(());
+            }
+            let looked_at = new.into_iter().map(|pid| self.look_at(pid));
+            let processes = looked_at.collect::<Vec<_>>().into_iter().flatten();
+            and_then(&mut self.openers, processes.collect());
+        }
+        let new = self.new_pids()?;
+        self.openers.unreadable.extend(new);
+        Ok(())
+    }
+
+    fn new_pids(&mut self) -> Result<Vec<u32>> {
+        let mut pids = pids_without(self.roots, &self.kernel_threads)?;
+        pids.retain(|pid| self.known.insert(*pid));
+        Ok(pids)
+    }
+
+    /// Adds what a process has open. Returns the process unless it has no memory.
+    pub(super) fn look_at(&mut self, pid: u32) -> Option<Process> {
+        let mut look = ProcessLook::new(self.roots, pid);
+        let mut all_seen = look.add_tables(self);
+        for _ in 1..MAX_LOOKS {
+            if all_seen {
+                break;
+            }
+            look = ProcessLook::new(self.roots, pid);
+            all_seen = look.add_tables(self);
+        }
+        if !all_seen || !look.is_complete {
+            self.openers.unreadable.insert(pid);
+        }
+        self.openers.found.extend(look.found);
+        // A thread of the kernel has no memory.
+        let has_memory = !self.kernel_threads.is_parent(pid);
+        has_memory.then_some(look.process)
+    }
+}
+
+/// A look at the descriptors of one process.
+struct ProcessLook {
+    path: PathBuf,
+    process: Process,
+    found: Vec<Opener>,
+    /// Whether the kernel showed all that it was asked for.
+    is_complete: bool,
+}
+
+impl ProcessLook {
+    fn new(roots: &Roots, pid: u32) -> Self {
+        Self {
+            path: roots.proc.join(pid.to_string()),
+            process: Process {
+                pid,
+                rings: Vec::new(),
+            },
+            found: Vec::new(),
+            is_complete: true,
+        }
+    }
+
+    /// Adds the descriptors in each table of the process. `false` if a thread has ended meanwhile,
+    /// so that the look may have missed something.
+    fn add_tables(&mut self, scan: &DescriptorScan<'_>) -> bool {
+        let others = self.other_tables(scan);
+        let mut all_seen = others.are_all;
+        for table in &others.directories {
+            all_seen &= self.add_table(scan, table).is_some();
+        }
+        // A thread that executes a program replaces the first one, so that is read last.
+        let first = of_first_thread(&self.path);
+        all_seen
+            && match self.add_table(scan, &first) {
+                // If the first thread has just ended, another one may have its table.
+                Some(0) => self.other_tables(scan) == others,
+                Some(_) => true,
+                // The process has ended.
+                None => !first.exists(),
+            }
+    }
+
+    /// The tables of the other threads. A process that has ended has none.
+    fn other_tables(&mut self, scan: &DescriptorScan<'_>) -> OtherTables {
+        let tables = scan.tables.of_other_threads(self.process.pid, &self.path);
+        unless_denied(tables, &mut self.is_complete).unwrap_or_else(OtherTables::none)
+    }
+
+    /// Adds the descriptors in a table, and returns their count. `None` if its thread has ended
+    /// meanwhile.
+    fn add_table(&mut self, scan: &DescriptorScan<'_>, table: &Path) -> Option<usize> {
+        let mut descriptors = Vec::new();
+        let read = directory::read_names(table, |name| descriptors.push(table.join(name)));
+        if read.as_ref().is_err_and(has_gone) {
+            return None;
+        }
+        unless_denied(read, &mut self.is_complete);
+        let count = descriptors.len();
+        let mut any_gone = false;
+        for descriptor in descriptors {
+            any_gone |= !self.add(scan, descriptor);
+        }
+        (!any_gone || !is_empty(table)).then_some(count)
+    }
+
+    /// Adds a descriptor. `false` if it has gone.
+    fn add(&mut self, scan: &DescriptorScan<'_>, descriptor: PathBuf) -> bool {
+        let devices = &scan.roots.devices;
+        let link = fs::read_link(&descriptor);
+        match &link {
+            Ok(link) if rings::is_ring(link) => {
+                self.process.rings.push(descriptor);
+                return true;
+            }
+            Ok(link) if is_no_path(link) => return true,
+            _ => {}
+        }
+        let device = match devices.device_at(&descriptor) {
+            // The kernel lets us look, but the file's own file system does not: a file
+            // system in user space refuses other users (`fs/fuse/dir.c`,
+            // `fuse_allow_current_process`). Such a file is no disk of this machine.
+            Err(error) if !has_gone(&error) && link.is_ok() => return true,
+            Err(error) => {
+                self.is_complete &= has_gone(&error);
+                return !has_gone(&error);
+            }
+            Ok(device) => device,
+        };
+        let Some(device) = device.filter(|device| scan.devices.contains(device)) else {
+            return true;
+        };
+        let Some(writes) = writes(&descriptor) else {
+            return true;
+        };
+        // The process may have closed the descriptor, and the flags are those of another file
+        // that has its number now.
+        match devices.device_at(&descriptor) {
+            Ok(now) if now != Some(device) => return true,
+            Err(error) if has_gone(&error) => return false,
+            _ => {}
+        }
+        let mut known = self.found.iter_mut();
+        match known.find(|opener| opener.device == device) {
+            Some(known) => known.writes |= writes,
+            None => self.found.push(Opener {
+                device,
+                pid: self.process.pid,
+                command: command(&self.path),
+                writes,
+                means: Means::Descriptor,
+            }),
+        }
+        true
+    }
+}
+
+/// Whether a table has no descriptors. The kernel shows none of a thread that has ended.
+fn is_empty(table: &Path) -> bool {
+    let mut is_empty = true;
+    let read = directory::read_names(table, |_| is_empty = false);
+    is_empty && read.err().is_none_or(|error| has_gone(&error))
+}
+
+/// Whether the link of a descriptor names something that is on no file system.
+fn is_no_path(link: &Path) -> bool {
+    let text = link.as_os_str().as_encoded_bytes();
+    let names: [&[u8]; 3] = [b"socket:", b"pipe:", b"anon_inode:"];
+    names.iter().any(|name| text.starts_with(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::fs::symlink;
+    use std::sync::mpsc::{self, Sender};
+    use std::thread::{self, JoinHandle};
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+    use crate::id::DevNo;
+
+    fn openers(roots: &Roots) -> Openers {
+        let tables = DescriptorTables::read(roots);
+        let mut scan = DescriptorScan::new(roots, &[FULL], &tables);
+        scan.look_at_all(&mut |_, _| {}).unwrap();
+        scan.openers
+    }
+
+    const FULL: NumberedDevice = NumberedDevice::Character(DevNo { major: 1, minor: 7 });
+
+    #[test]
+    fn a_descriptor_whose_number_another_file_has_meanwhile_does_not_open_the_device() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let process = roots.proc.join("7");
+        fs::create_dir_all(process.join("fd")).unwrap();
+        fs::create_dir_all(process.join("fdinfo")).unwrap();
+        // The look at the flags waits in this pipe.
+        let flags = process.join("fdinfo/3");
+        mkfifo(&flags, Mode::S_IRWXU).unwrap();
+        let descriptor = process.join("fd/3");
+        symlink("/dev/full", &descriptor).unwrap();
+        let openers_after = |successor: &str| {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut pipe = fs::File::options().write(true).open(&flags).unwrap();
+                    fs::remove_file(&descriptor).unwrap();
+                    symlink(successor, &descriptor).unwrap();
+                    pipe.write_all(b"flags:\t01\n").unwrap();
+                });
+                openers(&roots).found
+            })
+        };
+        let [writer] = <[Opener; 1]>::try_from(openers_after("/dev/full")).unwrap();
+        assert!(writer.writes, "{writer:?}");
+        assert_eq!(openers_after("/dev/null"), []);
+    }
+
+    #[test]
+    fn a_process_that_another_one_starts_before_it_ends_is_looked_at() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let start = |pid: &str| {
+            let process = roots.proc.join(pid);
+            fs::create_dir_all(process.join("fd")).unwrap();
+            fs::create_dir_all(process.join("fdinfo")).unwrap();
+            symlink("/dev/full", process.join("fd/3")).unwrap();
+            process.join("fdinfo/3")
+        };
+        // The look at the first process waits in this pipe.
+        let flags = start("7");
+        mkfifo(&flags, Mode::S_IRWXU).unwrap();
+        let found = thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut pipe = fs::File::options().write(true).open(&flags).unwrap();
+                fs::write(start("6"), "flags:\t01\n").unwrap();
+                fs::remove_dir_all(roots.proc.join("7/fd")).unwrap();
+                pipe.write_all(b"flags:\t01\n").unwrap();
+            });
+            openers(&roots)
+        });
+        let pids: Vec<u32> = found.found.iter().map(|opener| opener.pid).collect();
+        assert_eq!(pids, [6]);
+        assert!(found.unreadable.is_empty(), "{found:?}");
+    }
+
+    /// Starts a thread with a table of its own, and opens `file` there. It ends when the sender is
+    /// dropped.
+    fn thread_with_own_table(file: &'static str) -> (Sender<()>, JoinHandle<()>) {
+        let (told, is_open) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let apart = thread::spawn(move || {
+            lunbd_sys::files::unshare_fd_table().unwrap();
+            let file = fs::File::open(file).unwrap();
+            told.send(()).unwrap();
+            let _ended = ended.recv();
+            drop(file);
+        });
+        is_open.recv().unwrap();
+        (end, apart)
+    }
+
+    #[test]
+    fn a_thread_is_found_while_threads_that_the_kernel_lists_before_it_end() {
+        const ROUNDS: usize = 100;
+        let roots = Roots::default();
+        let tables = DescriptorTables::read(&roots);
+        let mut incomplete = 0;
+        for _ in 0..ROUNDS {
+            let earlier: Vec<_> = (0..4).map(|_| thread_with_own_table("/dev/null")).collect();
+            let (end, kept) = thread_with_own_table("/dev/full");
+            let ending = thread::spawn(move || {
+                for (end, thread) in earlier {
+                    drop(end);
+                    thread.join().unwrap();
+                }
+            });
+            while !ending.is_finished() {
+                let mut scan = DescriptorScan::new(&roots, &[FULL], &tables);
+                scan.look_at(std::process::id());
+                let Openers { found, unreadable } = scan.openers;
+                assert!(!unreadable.is_empty() || found.len() == 1, "{found:?}");
+                incomplete += unreadable.len();
+            }
+            drop(end);
+            kept.join().unwrap();
+            ending.join().unwrap();
+        }
+        assert!(
+            incomplete < ROUNDS / 2,
+            "{incomplete} looks were incomplete"
+        );
+    }
+}
