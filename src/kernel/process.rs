@@ -12,6 +12,8 @@ mod stat;
 mod threads;
 mod without_descriptor;
 
+use std::time::Duration;
+
 use super::devices::NumberedDevice;
 use super::machine::Capabilities;
 use super::{Roots, namespace, sysfs, user_namespace};
@@ -27,6 +29,10 @@ use scan::DescriptorScan;
 /// The inode of the PID namespace that the machine starts with
 /// (`include/linux/proc_ns.h`, `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// For how long the look at processes is repeated that start or end meanwhile, for a caller
+/// without a deadline.
+const MAX_TIME_OF_REPEATS: Duration = Duration::from_secs(1);
 
 /// Whether a process runs whose command has this name, of those that `/proc`
 /// shows.
@@ -93,7 +99,8 @@ pub(crate) fn may_administer(roots: &Roots, pid: u32) -> bool {
 /// device (`O_PATH`) does not count. For a file on a file server, the server is not asked.
 pub fn read_openers(roots: &Roots, devices: &[NumberedDevice]) -> Result<Openers> {
     let tables = DescriptorTables::read(roots);
-    let mut scan = DescriptorScan::new(roots, devices, &tables);
+    let deadline = Deadline::after(MAX_TIME_OF_REPEATS);
+    let mut scan = DescriptorScan::new(roots, devices, &tables, deadline);
     scan.look_at_all(&mut |_, _| {})?;
     Ok(scan.openers)
 }
@@ -107,7 +114,7 @@ pub fn read_all_openers(
     deadline: Deadline,
 ) -> Result<Openers> {
     let tables = DescriptorTables::read(roots);
-    let mut scan = DescriptorScan::new(roots, devices, &tables);
+    let mut scan = DescriptorScan::new(roots, devices, &tables, deadline);
     scan.look_at_all(&mut |openers, processes| {
         for process in without_descriptor::read(roots, devices, processes, deadline) {
             if !process.is_complete {
@@ -184,6 +191,7 @@ mod tests {
         fs::remove_file(process("7/fd/denied")).unwrap();
         symlink("/mnt/fuse/file", process("7/fd/denied")).unwrap();
         assert_eq!(unreadable(), 0, "its file system denies it");
+        fs::create_dir_all(process("9/fd")).unwrap();
         fs::create_dir_all(process("9/task/9")).unwrap();
         fs::create_dir_all(process("9/task/10")).unwrap();
         let stat = |threads: u32| {
@@ -196,6 +204,7 @@ mod tests {
         stat(2);
         assert_eq!(unreadable(), 0);
         fs::remove_dir(process("9/task/10/fd")).unwrap();
+        assert_eq!(unreadable(), 1, "a listed thread has ended in each look");
         fs::write(process("9/task/10/fd"), "").unwrap();
         assert_eq!(unreadable(), 1, "a thread");
         fs::write(process("8/fd"), "").unwrap();

@@ -18,8 +18,9 @@ pub(super) struct DescriptorTables {
     has_own_numbers: bool,
 }
 
-/// The directory in `/proc` with the descriptors of a process's first thread. The number of the
-/// process also names another thread that executes a program (`fs/exec.c`, `de_thread`).
+/// The directory in `/proc` with the descriptors of a process's first thread. A thread that
+/// executes a program takes the number of its process, and with it this directory (`fs/exec.c`,
+/// `de_thread`).
 pub(super) fn of_first_thread(process: &Path) -> PathBuf {
     process.join("fd")
 }
@@ -72,7 +73,7 @@ impl DescriptorTables {
         let directory = |thread| process.join(format!("task/{thread}/fd"));
         Ok(OtherTables {
             directories: threads.into_iter().map(directory).collect(),
-            are_all: list.was_whole(),
+            are_all: list.count_matches(),
         })
     }
 
@@ -86,5 +87,55 @@ impl DescriptorTables {
             return Err(Errno::ENOSYS);
         }
         lunbd_sys::process::share_files(thread, other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, Sender};
+    use std::thread::{self, JoinHandle};
+
+    use nix::unistd::gettid;
+
+    use super::*;
+
+    /// A thread that ends when the sender is dropped, and its number.
+    fn start_thread(has_own_table: bool) -> (PathBuf, Sender<()>, JoinHandle<()>) {
+        let (told, number) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = thread::spawn(move || {
+            if has_own_table {
+                lunbd_sys::files::unshare_fd_table().unwrap();
+            }
+            told.send(gettid()).unwrap();
+            let _ended = ended.recv();
+        });
+        let number = number.recv().unwrap();
+        let directory = format!("/proc/{}/task/{number}/fd", std::process::id());
+        (PathBuf::from(directory), end, thread)
+    }
+
+    #[test]
+    fn a_table_that_threads_share_is_read_once_if_the_kernel_compares_them() {
+        let (shared, end, sharing) = start_thread(false);
+        let (own, end_own, apart) = start_thread(true);
+        let roots = Roots::default();
+        let pid = std::process::id();
+        let process = roots.proc.join(pid.to_string());
+        let tables = DescriptorTables::read(&roots);
+        assert!(tables.has_own_numbers);
+        let read = |tables: &DescriptorTables| {
+            let found = tables.of_other_threads(pid, &process).unwrap().directories;
+            (found.contains(&shared), found.contains(&own))
+        };
+        assert_eq!(read(&tables), (false, true));
+        // If the numbers may be of another namespace, each thread is read.
+        let foreign = DescriptorTables {
+            has_own_numbers: false,
+        };
+        assert_eq!(read(&foreign), (true, true));
+        drop((end, end_own));
+        sharing.join().unwrap();
+        apart.join().unwrap();
     }
 }

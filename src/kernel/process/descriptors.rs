@@ -27,10 +27,10 @@ pub(super) fn unless_denied<T>(read: io::Result<T>, is_complete: &mut bool) -> O
 /// octal); `None` if it does not have the device open. A descriptor whose flags cannot be
 /// read may write.
 pub(super) fn writes(descriptor: &Path) -> Option<bool> {
-    let text = match proc_file::read(&fdinfo_path(descriptor)?) {
-        Ok(text) => String::from_utf8_lossy(&text).into_owned(),
-        Err(error) => return (!has_gone(&error)).then_some(true),
+    let Ok(text) = proc_file::read(&fdinfo_path(descriptor)?) else {
+        return Some(true);
     };
+    let text = String::from_utf8_lossy(&text);
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok());
     let Some(flags) = flags.map(OFlag::from_bits_retain) else {

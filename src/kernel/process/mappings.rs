@@ -25,7 +25,7 @@ const MAX_READS: usize = 16;
 /// What was found in the mappings of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Mapped {
-    /// Whether nothing is mapped: the thread has ended, or is one of the kernel.
+    /// Whether nothing is mapped: the thread ends, or is one of the kernel.
     pub(super) is_empty: bool,
     /// The devices to which it can write by a mapping.
     pub(super) devices: Vec<NumberedDevice>,
@@ -43,22 +43,25 @@ pub(super) struct Mappings {
 }
 
 impl Mappings {
-    /// The mappings of the process of this directory in `/proc`. **May block** while
-    /// another thread changes the process's memory and waits for a file server.
-    pub(super) fn read(&mut self, roots: &Roots, process: &Path, is_complete: &mut bool) -> Mapped {
+    /// The mappings of the thread of this directory in `/proc`. `None` if it has gone. **May
+    /// block** while another thread changes the process's memory and waits for a file server.
+    pub(super) fn read(
+        &mut self,
+        roots: &Roots,
+        thread: &Path,
+        is_complete: &mut bool,
+    ) -> Option<Mapped> {
         let mut mapped = Mapped::default();
         for _ in 0..MAX_READS {
             mapped = Mapped::default();
-            let read = proc_file::read_into(&process.join("maps"), &mut self.text);
-            if unless_denied(read, is_complete).is_none() {
-                return mapped;
-            }
-            if self.add(roots, process, &mut mapped, is_complete) {
-                return mapped;
+            let read = proc_file::read_into(&thread.join("maps"), &mut self.text);
+            unless_denied(read, is_complete)?;
+            if self.add(roots, thread, &mut mapped, is_complete) {
+                return Some(mapped);
             }
         }
         *is_complete = false;
-        mapped
+        Some(mapped)
     }
 
     /// Adds the mappings that were read. `false` if one has gone: it may have become two, or a
@@ -193,13 +196,13 @@ mod tests {
             has_ring: true,
         };
         let mut read = || mappings.read(&process.roots, &process.path, &mut is_complete);
-        assert_eq!(read(), both);
+        assert_eq!(read().as_ref(), Some(&both));
         let roots = Roots {
             devices: Devices::default(),
             ..process.roots.clone()
         };
         let again = mappings.read(&roots, &process.path, &mut is_complete);
-        assert_eq!(again, both);
+        assert_eq!(again, Some(both));
         assert!(is_complete);
     }
 
@@ -209,7 +212,9 @@ mod tests {
         let look = |process: &Process| {
             let mut is_complete = true;
             let mut mappings = Mappings::default();
-            let mapped = mappings.read(&process.roots, &process.path, &mut is_complete);
+            let mapped = mappings
+                .read(&process.roots, &process.path, &mut is_complete)
+                .unwrap();
             (mapped.devices, is_complete)
         };
         let changing = process(line, "none");
@@ -244,7 +249,7 @@ mod tests {
             });
             Mappings::default().read(&process.roots, &process.path, &mut is_complete)
         });
-        assert_eq!(mapped.devices, [NumberedDevice::Block(SDA)]);
+        assert_eq!(mapped.unwrap().devices, [NumberedDevice::Block(SDA)]);
         assert!(is_complete);
     }
 }

@@ -11,12 +11,16 @@ use super::opener::{Means, Opener, Openers, command};
 use super::pids::pids_without;
 use super::rings;
 use super::without_descriptor::Process;
+use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::kernel::devices::NumberedDevice;
 use crate::kernel::{Roots, directory};
 
 /// How often the look at one process is repeated while threads of it end.
 const MAX_LOOKS: usize = 16;
+
+/// How often a table is read while the process closes descriptors: it may have moved them.
+const MAX_READS: usize = 4;
 
 /// How often the processes are listed while new ones start.
 const MAX_LISTS: usize = 16;
@@ -27,6 +31,8 @@ pub(super) struct DescriptorScan<'a> {
     devices: &'a [NumberedDevice],
     tables: &'a DescriptorTables,
     kernel_threads: KernelThreads<'a>,
+    /// Nothing is repeated after this.
+    deadline: Deadline,
     /// The processes that were looked at.
     known: BTreeSet<u32>,
     pub(super) openers: Openers,
@@ -37,12 +43,14 @@ impl<'a> DescriptorScan<'a> {
         roots: &'a Roots,
         devices: &'a [NumberedDevice],
         tables: &'a DescriptorTables,
+        deadline: Deadline,
     ) -> Self {
         Self {
             roots,
             devices,
             tables,
             kernel_threads: KernelThreads::read(roots, tables),
+            deadline,
             known: BTreeSet::new(),
             openers: Openers::default(),
         }
@@ -55,44 +63,50 @@ impl<'a> DescriptorScan<'a> {
         &mut self,
         and_then: &mut dyn FnMut(&mut Openers, Vec<Process>),
     ) -> Result<()> {
-        for _ in 0..MAX_LISTS {
-            let new = self.new_pids()?;
-            if new.is_empty() {
-                return Ok(());
+        for list in 1.. {
+            let mut pids = pids_without(self.roots, &self.kernel_threads)?;
+            pids.retain(|pid| self.known.insert(*pid));
+            if pids.is_empty() {
+                break;
             }
-            let looked_at = new.into_iter().map(|pid| self.look_at(pid));
-            let processes = looked_at.collect::<Vec<_>>().into_iter().flatten();
-            and_then(&mut self.openers, processes.collect());
+            let mut processes = Vec::new();
+            let mut ended = Vec::new();
+            for pid in pids {
+                let look = self.look_at(pid);
+                if look.has_ended {
+                    ended.push(pid);
+                } else if !self.kernel_threads.is_parent(pid) {
+                    // A thread of the kernel has no memory.
+                    processes.push(look.process);
+                }
+            }
+            and_then(&mut self.openers, processes);
+            if list == MAX_LISTS || self.deadline.has_passed() {
+                self.openers.unreadable.extend(ended);
+                break;
+            }
         }
-        let new = self.new_pids()?;
-        self.openers.unreadable.extend(new);
         Ok(())
     }
 
-    fn new_pids(&mut self) -> Result<Vec<u32>> {
-        let mut pids = pids_without(self.roots, &self.kernel_threads)?;
-        pids.retain(|pid| self.known.insert(*pid));
-        Ok(pids)
-    }
-
-    /// Adds what a process has open. Returns the process unless it has no memory.
-    pub(super) fn look_at(&mut self, pid: u32) -> Option<Process> {
+    /// Adds what a process has open.
+    fn look_at(&mut self, pid: u32) -> ProcessLook {
         let mut look = ProcessLook::new(self.roots, pid);
-        let mut all_seen = look.add_tables(self);
-        for _ in 1..MAX_LOOKS {
-            if all_seen {
+        for number in 1.. {
+            let all_seen = look.add_tables(self);
+            if all_seen || !look.is_complete {
                 break;
             }
-            look = ProcessLook::new(self.roots, pid);
-            all_seen = look.add_tables(self);
+            if number == MAX_LOOKS || self.deadline.has_passed() {
+                look.is_complete = false;
+                break;
+            }
         }
-        if !all_seen || !look.is_complete {
+        if !look.is_complete {
             self.openers.unreadable.insert(pid);
         }
-        self.openers.found.extend(look.found);
-        // A thread of the kernel has no memory.
-        let has_memory = !self.kernel_threads.is_parent(pid);
-        has_memory.then_some(look.process)
+        self.openers.found.append(&mut look.found);
+        look
     }
 }
 
@@ -103,6 +117,7 @@ struct ProcessLook {
     found: Vec<Opener>,
     /// Whether the kernel showed all that it was asked for.
     is_complete: bool,
+    has_ended: bool,
 }
 
 impl ProcessLook {
@@ -111,10 +126,11 @@ impl ProcessLook {
             path: roots.proc.join(pid.to_string()),
             process: Process {
                 pid,
-                rings: Vec::new(),
+                rings: BTreeSet::new(),
             },
             found: Vec::new(),
             is_complete: true,
+            has_ended: false,
         }
     }
 
@@ -123,19 +139,27 @@ impl ProcessLook {
     fn add_tables(&mut self, scan: &DescriptorScan<'_>) -> bool {
         let others = self.other_tables(scan);
         let mut all_seen = others.are_all;
+        let mut any_empty = false;
         for table in &others.directories {
-            all_seen &= self.add_table(scan, table).is_some();
-        }
-        // A thread that executes a program replaces the first one, so that is read last.
-        let first = of_first_thread(&self.path);
-        all_seen
-            && match self.add_table(scan, &first) {
-                // If the first thread has just ended, another one may have its table.
-                Some(0) => self.other_tables(scan) == others,
-                Some(_) => true,
-                // The process has ended.
-                None => !first.exists(),
+            match self.add_table(scan, table) {
+                Table::Read => {}
+                Table::Empty => any_empty = true,
+                Table::Gone => all_seen = false,
             }
+        }
+        // A thread that executes a program takes the number of its process, so that number's table
+        // is read last.
+        match self.add_table(scan, &of_first_thread(&self.path)) {
+            Table::Read => {}
+            Table::Empty => any_empty = true,
+            Table::Gone => {
+                self.has_ended = true;
+                return true;
+            }
+        }
+        // The kernel shows no descriptors of a thread that has ended, and another thread may have
+        // its table.
+        all_seen && (!any_empty || self.other_tables(scan) == others)
     }
 
     /// The tables of the other threads. A process that has ended has none.
@@ -144,21 +168,27 @@ impl ProcessLook {
         unless_denied(tables, &mut self.is_complete).unwrap_or_else(OtherTables::none)
     }
 
-    /// Adds the descriptors in a table, and returns their count. `None` if its thread has ended
-    /// meanwhile.
-    fn add_table(&mut self, scan: &DescriptorScan<'_>, table: &Path) -> Option<usize> {
-        let mut descriptors = Vec::new();
-        let read = directory::read_names(table, |name| descriptors.push(table.join(name)));
-        if read.as_ref().is_err_and(has_gone) {
-            return None;
+    /// Adds the descriptors in a table.
+    fn add_table(&mut self, scan: &DescriptorScan<'_>, table: &Path) -> Table {
+        for _ in 0..MAX_READS {
+            let mut descriptors = Vec::new();
+            let read = directory::read_names(table, |name| descriptors.push(table.join(name)));
+            if read.as_ref().is_err_and(has_gone) {
+                return Table::Gone;
+            }
+            unless_denied(read, &mut self.is_complete);
+            if descriptors.is_empty() {
+                return Table::Empty;
+            }
+            let mut any_gone = false;
+            for descriptor in descriptors {
+                any_gone |= !self.add(scan, descriptor);
+            }
+            if !any_gone {
+                break;
+            }
         }
-        unless_denied(read, &mut self.is_complete);
-        let count = descriptors.len();
-        let mut any_gone = false;
-        for descriptor in descriptors {
-            any_gone |= !self.add(scan, descriptor);
-        }
-        (!any_gone || !is_empty(table)).then_some(count)
+        Table::Read
     }
 
     /// Adds a descriptor. `false` if it has gone.
@@ -167,7 +197,7 @@ impl ProcessLook {
         let link = fs::read_link(&descriptor);
         match &link {
             Ok(link) if rings::is_ring(link) => {
-                self.process.rings.push(descriptor);
+                self.process.rings.insert(descriptor);
                 return true;
             }
             Ok(link) if is_no_path(link) => return true,
@@ -187,9 +217,7 @@ impl ProcessLook {
         let Some(device) = device.filter(|device| scan.devices.contains(device)) else {
             return true;
         };
-        let Some(writes) = writes(&descriptor) else {
-            return true;
-        };
+        let writes = writes(&descriptor);
         // The process may have closed the descriptor, and the flags are those of another file
         // that has its number now.
         match devices.device_at(&descriptor) {
@@ -197,6 +225,9 @@ impl ProcessLook {
             Err(error) if has_gone(&error) => return false,
             _ => {}
         }
+        let Some(writes) = writes else {
+            return true;
+        };
         let mut known = self.found.iter_mut();
         match known.find(|opener| opener.device == device) {
             Some(known) => known.writes |= writes,
@@ -212,11 +243,13 @@ impl ProcessLook {
     }
 }
 
-/// Whether a table has no descriptors. The kernel shows none of a thread that has ended.
-fn is_empty(table: &Path) -> bool {
-    let mut is_empty = true;
-    let read = directory::read_names(table, |_| is_empty = false);
-    is_empty && read.err().is_none_or(|error| has_gone(&error))
+/// The result of a look at a table.
+enum Table {
+    Read,
+    /// It has no descriptors, or its thread has ended.
+    Empty,
+    /// The kernel no longer shows its thread.
+    Gone,
 }
 
 /// Whether the link of a descriptor names something that is on no file system.
@@ -232,6 +265,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::sync::mpsc::{self, Sender};
     use std::thread::{self, JoinHandle};
+    use std::time::Duration;
 
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
@@ -239,9 +273,13 @@ mod tests {
     use super::*;
     use crate::id::DevNo;
 
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(600))
+    }
+
     fn openers(roots: &Roots) -> Openers {
         let tables = DescriptorTables::read(roots);
-        let mut scan = DescriptorScan::new(roots, &[FULL], &tables);
+        let mut scan = DescriptorScan::new(roots, &[FULL], &tables, soon());
         scan.look_at_all(&mut |_, _| {}).unwrap();
         scan.openers
     }
@@ -325,7 +363,7 @@ mod tests {
         const ROUNDS: usize = 100;
         let roots = Roots::default();
         let tables = DescriptorTables::read(&roots);
-        let mut incomplete = 0;
+        let (mut looks, mut incomplete) = (0, 0);
         for _ in 0..ROUNDS {
             let earlier: Vec<_> = (0..4).map(|_| thread_with_own_table("/dev/null")).collect();
             let (end, kept) = thread_with_own_table("/dev/full");
@@ -336,10 +374,11 @@ mod tests {
                 }
             });
             while !ending.is_finished() {
-                let mut scan = DescriptorScan::new(&roots, &[FULL], &tables);
+                let mut scan = DescriptorScan::new(&roots, &[FULL], &tables, soon());
                 scan.look_at(std::process::id());
                 let Openers { found, unreadable } = scan.openers;
                 assert!(!unreadable.is_empty() || found.len() == 1, "{found:?}");
+                looks += 1;
                 incomplete += unreadable.len();
             }
             drop(end);
@@ -347,8 +386,28 @@ mod tests {
             ending.join().unwrap();
         }
         assert!(
-            incomplete < ROUNDS / 2,
-            "{incomplete} looks were incomplete"
+            incomplete * 2 < looks,
+            "{incomplete} of {looks} are incomplete"
         );
+    }
+
+    #[test]
+    fn a_process_without_descriptors_that_is_still_there_is_looked_at() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        fs::create_dir_all(roots.proc.join("7/fd")).unwrap();
+        let (stays, ends) = (vec![7], vec![]);
+        for expected in [stays, ends] {
+            let tables = DescriptorTables::read(&roots);
+            let mut scan = DescriptorScan::new(&roots, &[FULL], &tables, soon());
+            let mut pids = Vec::new();
+            let mut note = |_: &mut Openers, processes: Vec<Process>| {
+                pids.extend(processes.into_iter().map(|process| process.pid));
+            };
+            scan.look_at_all(&mut note).unwrap();
+            assert_eq!(pids, expected);
+            assert!(scan.openers.unreadable.is_empty());
+            fs::remove_dir(roots.proc.join("7/fd")).unwrap_or_default();
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! The threads of a process.
 //!
-//! The kernel's list of them is no snapshot. The kernel goes from a thread to the next one, and
-//! counts positions where a thread has ended (`fs/proc/base.c`, `next_tid` and `first_tid`). The
-//! list is shorter by then, so the kernel skips a thread that runs. It skipped one in 12 of 98,764
-//! lists of a process whose threads ended all the time (Linux 6.18, 2 processors, 2026-11-28).
+//! The kernel's list of them is no snapshot. The kernel goes from one thread to the next. If a
+//! thread has ended, the kernel continues by the number of threads that it has listed
+//! (`fs/proc/base.c`, `next_tid` and `first_tid`). The ended thread is no longer counted, so the
+//! kernel skips one that runs. It skipped one in 12 of 98,764 lists of a process whose threads
+//! ended all the time (Linux 6.18, 2 processors, 2026-11-28).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -48,10 +49,10 @@ impl ThreadList {
         Ok(Self { numbers, count })
     }
 
-    /// Whether the list had each thread of the process when the kernel counted them, if the
-    /// caller sees afterwards that each listed thread runs: they all ran when the kernel counted
-    /// as many, so there was no other one.
-    pub(super) fn was_whole(&self) -> bool {
+    /// Whether the kernel counted as many threads as it had listed. A caller that sees afterwards
+    /// that each listed thread runs then knows all threads: they ran when the kernel counted, and
+    /// the count left no place for another one.
+    pub(super) fn count_matches(&self) -> bool {
         self.numbers.is_empty()
             || u64::try_from(self.numbers.len()).is_ok_and(|listed| listed == self.count)
     }
@@ -62,19 +63,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_threads_was_whole_only_if_the_kernel_counts_as_many() {
+    fn the_count_matches_only_if_the_kernel_listed_as_many_threads() {
         let root = tempfile::tempdir().unwrap();
         let process = root.path();
         for thread in ["7", "8", "9"] {
             fs::create_dir_all(process.join("task").join(thread)).unwrap();
         }
-        let was_whole = |count: u32| {
+        let count_matches = |count: u32| {
             let stat = format!("7 (a) S 2 7 7 0 -1 0 1 2 3 4 5 6 7 8 20 0 {count} 0 99\n");
             fs::write(process.join("stat"), stat).unwrap();
-            ThreadList::read(process).unwrap().was_whole()
+            ThreadList::read(process).unwrap().count_matches()
         };
-        assert!(was_whole(3));
-        assert!(!was_whole(4));
-        assert!(!was_whole(2));
+        assert!(count_matches(3));
+        assert!(!count_matches(4));
+        assert!(!count_matches(2));
     }
 }

@@ -4,15 +4,15 @@
 //! The kernel shows both, and may not answer: a process that waits for a file server while it
 //! changes its memory blocks every reader of its mappings. Such a process is given up.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::descriptors::unless_denied;
-use super::mappings::Mappings;
+use super::mappings::{Mapped, Mappings};
 use super::opener::Means;
 use super::rings;
 use super::threads::ThreadList;
@@ -26,6 +26,9 @@ use crate::kernel::worker::{self, Pending};
 /// kernel answers within this time.
 const MAX_PROCESS_TIME: Duration = Duration::from_secs(2);
 
+/// How often the threads of a process are listed until none ends meanwhile.
+const MAX_LISTS: usize = 16;
+
 /// A busy machine may take this long to run a thread.
 const MIN_PROCESS_TIME: Duration = Duration::from_millis(200);
 
@@ -38,7 +41,7 @@ const PART_OF_TIME: u32 = 8;
 pub(super) struct Process {
     pub(super) pid: u32,
     /// Those of its descriptors that are rings.
-    pub(super) rings: Vec<PathBuf>,
+    pub(super) rings: BTreeSet<PathBuf>,
 }
 
 /// What was found for one process.
@@ -175,22 +178,19 @@ fn read_process(
     mappings: &mut Mappings,
 ) -> Found {
     let mut is_complete = true;
-    let mut directory = roots.proc.join(process.pid.to_string());
-    let mut mapped = mappings.read(roots, &directory, &mut is_complete);
-    if mapped.is_empty {
-        // The first thread may have ended, and another one has the process's memory.
-        let list = unless_denied(ThreadList::read(&directory), &mut is_complete);
-        let list = list.unwrap_or_default();
-        for thread in &list.numbers {
-            let of_thread = roots.proc.join(thread.to_string());
-            mapped = mappings.read(roots, &of_thread, &mut is_complete);
-            if !mapped.is_empty {
-                directory = of_thread;
-                break;
-            }
-        }
-        is_complete &= !mapped.is_empty || list.was_whole();
-    }
+    let directory = roots.proc.join(process.pid.to_string());
+    let memory = match mappings.read(roots, &directory, &mut is_complete) {
+        Some(mapped) if !mapped.is_empty => Some((directory, mapped)),
+        _ => memory_of_other_threads(roots, &directory, mappings, &mut is_complete),
+    };
+    // A process without memory has ended.
+    let Some((directory, mapped)) = memory else {
+        return Found {
+            pid: process.pid,
+            opened: Vec::new(),
+            is_complete,
+        };
+    };
     // A ring still works while it is mapped, and without a descriptor nothing shows its files.
     is_complete &= !mapped.has_ring || !process.rings.is_empty();
     let mut opened = Vec::new();
@@ -199,8 +199,7 @@ fn read_process(
             opened.push((device, Means::Mapping));
         }
     }
-    // A process without memory has ended.
-    for ring in process.rings.iter().filter(|_| !mapped.is_empty) {
+    for ring in &process.rings {
         let files = rings::fixed_files(roots, &directory, ring, wanted, &mut is_complete);
         opened.extend(files.into_iter().map(|device| (device, Means::FixedFile)));
     }
@@ -213,10 +212,35 @@ fn read_process(
     }
 }
 
+/// The mappings of a process whose first thread has ended, and the directory of a thread that has
+/// them.
+fn memory_of_other_threads(
+    roots: &Roots,
+    process: &Path,
+    mappings: &mut Mappings,
+    is_complete: &mut bool,
+) -> Option<(PathBuf, Mapped)> {
+    for _ in 0..MAX_LISTS {
+        let list = unless_denied(ThreadList::read(process), is_complete)?;
+        let mut any_gone = false;
+        for thread in &list.numbers {
+            let directory = roots.proc.join(thread.to_string());
+            match mappings.read(roots, &directory, is_complete) {
+                Some(mapped) if !mapped.is_empty => return Some((directory, mapped)),
+                mapped => any_gone |= mapped.is_none(),
+            }
+        }
+        if list.count_matches() && !any_gone {
+            return None;
+        }
+    }
+    *is_complete = false;
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::{self, OpenOptions};
-    use std::path::Path;
 
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
@@ -226,7 +250,7 @@ mod tests {
     fn process(pid: u32) -> Process {
         Process {
             pid,
-            rings: Vec::new(),
+            rings: BTreeSet::new(),
         }
     }
 
@@ -285,7 +309,7 @@ mod tests {
         let mut mapper = process(4_194_313);
         let found = read(&roots, &[], vec![mapper.clone()], long);
         assert_eq!(whole(&found), [(4_194_313, false)]);
-        mapper.rings.push(roots.proc.join("4194313/fd/3"));
+        mapper.rings.insert(roots.proc.join("4194313/fd/3"));
         let found = read(&roots, &[], vec![mapper.clone()], long);
         assert_eq!(
             whole(&found),
