@@ -30,8 +30,7 @@ use scan::DescriptorScan;
 /// (`include/linux/proc_ns.h`, `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// For how long the look at processes is repeated that start or end meanwhile, for a caller
-/// without a deadline.
+/// A caller without a deadline repeats the look at processes that start or end for this long.
 const MAX_TIME_OF_REPEATS: Duration = Duration::from_secs(1);
 
 /// Whether a process runs whose command has this name, of those that `/proc`
@@ -176,10 +175,12 @@ mod tests {
         };
         let process = |pid: &str| roots.proc.join(pid);
         let unreadable = || {
-            read_openers(&roots, &[NumberedDevice::Block(SDA)])
-                .unwrap()
-                .unreadable
-                .len()
+            let long = Deadline::after(Duration::from_secs(600));
+            let tables = DescriptorTables::read(&roots);
+            let devices = [NumberedDevice::Block(SDA)];
+            let mut scan = DescriptorScan::new(&roots, &devices, &tables, long);
+            scan.look_at_all(&mut |_, _| {}).unwrap();
+            scan.openers.unreadable.len()
         };
         fs::create_dir_all(process("7/fd")).unwrap();
         symlink("/none/there", process("7/fd/3")).unwrap();

@@ -30,6 +30,8 @@ pub(super) fn of_first_thread(process: &Path) -> PathBuf {
 pub(super) struct OtherTables {
     /// Their directories in `/proc`.
     pub(super) directories: Vec<PathBuf>,
+    /// Whether the process has more threads than one.
+    pub(super) of_several_threads: bool,
     /// Whether these are all, if the caller then finds each directory there. If a thread has
     /// ended meanwhile, the kernel may have skipped another one.
     pub(super) are_all: bool,
@@ -40,6 +42,7 @@ impl OtherTables {
     pub(super) fn none() -> Self {
         Self {
             directories: Vec::new(),
+            of_several_threads: false,
             are_all: true,
         }
     }
@@ -73,6 +76,7 @@ impl DescriptorTables {
         let directory = |thread| process.join(format!("task/{thread}/fd"));
         Ok(OtherTables {
             directories: threads.into_iter().map(directory).collect(),
+            of_several_threads: !list.numbers.is_empty(),
             are_all: list.count_matches(),
         })
     }
@@ -125,8 +129,14 @@ mod tests {
         let tables = DescriptorTables::read(&roots);
         assert!(tables.has_own_numbers);
         let read = |tables: &DescriptorTables| {
-            let found = tables.of_other_threads(pid, &process).unwrap().directories;
-            (found.contains(&shared), found.contains(&own))
+            loop {
+                let found = tables.of_other_threads(pid, &process).unwrap();
+                // Threads of other tests end meanwhile.
+                if found.are_all {
+                    let has = |table| found.directories.contains(table);
+                    return (has(&shared), has(&own));
+                }
+            }
         };
         assert_eq!(read(&tables), (false, true));
         // If the numbers may be of another namespace, each thread is read.

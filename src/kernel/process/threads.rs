@@ -1,6 +1,6 @@
 //! The threads of a process.
 //!
-//! The kernel's list of them is no snapshot. The kernel goes from one thread to the next. If a
+//! The kernel's list of them may be incomplete. The kernel goes from one thread to the next. If a
 //! thread has ended, the kernel continues by the number of threads that it has listed
 //! (`fs/proc/base.c`, `next_tid` and `first_tid`). The ended thread is no longer counted, so the
 //! kernel skips one that runs. It skipped one in 12 of 98,764 lists of a process whose threads
@@ -42,16 +42,16 @@ impl ThreadList {
         directory::read_names(&threads, |name| {
             numbers.extend(name.to_str().and_then(|name| name.parse::<u32>().ok()));
         })?;
-        // The count of links changes a moment before the kernel forgets the thread's number.
-        // This count changes at the same time (`kernel/exit.c`, `__exit_signal`;
+        // The count of links changes a moment before the thread's number is free. This count
+        // changes at the same time (`kernel/exit.c`, `__exit_signal`;
         // `fs/proc/array.c`, `do_task_stat`).
         let count = stat::read_field(process, stat::NUM_THREADS)?;
         Ok(Self { numbers, count })
     }
 
     /// Whether the kernel counted as many threads as it had listed. A caller that sees afterwards
-    /// that each listed thread runs then knows all threads: they ran when the kernel counted, and
-    /// the count left no place for another one.
+    /// that each listed thread runs then knows all threads: the listed ones ran when the kernel
+    /// counted, and they were as many as it counted.
     pub(super) fn count_matches(&self) -> bool {
         self.numbers.is_empty()
             || u64::try_from(self.numbers.len()).is_ok_and(|listed| listed == self.count)

@@ -5,6 +5,7 @@
 //! changes its memory blocks every reader of its mappings. Such a process is given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -212,8 +213,8 @@ fn read_process(
     }
 }
 
-/// The mappings of a process whose first thread has ended, and the directory of a thread that has
-/// them.
+/// The mappings of a process whose first thread has shown none, and the directory of the thread
+/// that shows them.
 fn memory_of_other_threads(
     roots: &Roots,
     process: &Path,
@@ -222,15 +223,17 @@ fn memory_of_other_threads(
 ) -> Option<(PathBuf, Mapped)> {
     for _ in 0..MAX_LISTS {
         let list = unless_denied(ThreadList::read(process), is_complete)?;
+        let others = list.numbers.iter();
+        let others = others.map(|thread| roots.proc.join(thread.to_string()));
         let mut any_gone = false;
-        for thread in &list.numbers {
-            let directory = roots.proc.join(thread.to_string());
+        // A thread that executes a program takes the number of its process.
+        for directory in iter::once(process.to_owned()).chain(others) {
             match mappings.read(roots, &directory, is_complete) {
                 Some(mapped) if !mapped.is_empty => return Some((directory, mapped)),
                 mapped => any_gone |= mapped.is_none(),
             }
         }
-        if list.count_matches() && !any_gone {
+        if !*is_complete || (list.count_matches() && !any_gone) {
             return None;
         }
     }
@@ -281,7 +284,7 @@ mod tests {
         fs::write(maps(&roots, behind), "").unwrap();
         hang(&maps(&roots, hanging));
         let all = || [before, hanging, behind].map(process).to_vec();
-        let short = || Deadline::after(Duration::from_secs(4));
+        let short = || Deadline::after(Duration::from_secs(16));
         let expected = [(before, true), (hanging, false), (behind, true)];
         assert_eq!(whole(&read(&roots, &[], all(), short())), expected);
         // It is not waited for again.
