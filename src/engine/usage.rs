@@ -8,11 +8,12 @@
 //! fixed files of an `io_uring`), and loop devices and targets of the kernel, whose opens are
 //! in no process.
 //!
-//! The search does not see four things: a descriptor that is on its way through a socket, a
+//! The search does not see five things: a descriptor that is on its way through a socket, a
 //! plain open between the search and the delete, a mapping that becomes writable after the
-//! search, and, up to Linux 6.13, a fixed file that was opened by a node whose name is not
-//! the device's and that is not in the process's `/dev`. For a map the kernel counts all
-//! opens, and refuses the removal.
+//! search, a descriptor that a process moves to another number or gives to a new thread at the
+//! moment when the search looks at that process, and, up to Linux 6.13, a fixed file that was
+//! opened by a node whose name is not the device's and that is not in the process's `/dev`. For
+//! a map the kernel counts all opens, and refuses the removal.
 //!
 //! The guide's page on SCSI has a table of each user against each way to take a device
 //! away. The VM test `usage_matrix_scsi_and_nbd` runs each cell and compares the table.

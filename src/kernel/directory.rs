@@ -14,8 +14,17 @@ use nix::fcntl::OFlag;
 /// # Errors
 /// Those of the file system. The names before the error were handed over.
 pub(super) fn read_names(path: &Path, take: impl FnMut(&OsStr)) -> io::Result<()> {
+    open_and_read_names(path, take).map(drop)
+}
+
+/// As [`read_names`]. Returns the directory, which stays open.
+///
+/// # Errors
+/// Those of [`read_names`].
+pub(super) fn open_and_read_names(path: &Path, take: impl FnMut(&OsStr)) -> io::Result<File> {
     let mut options = File::options();
     let directory = options.read(true).custom_flags(OFlag::O_DIRECTORY.bits());
     let directory = directory.open(path)?;
-    Ok(lunbd_sys::directory::read_names(directory.as_fd(), take)?)
+    lunbd_sys::directory::read_names(directory.as_fd(), take)?;
+    Ok(directory)
 }

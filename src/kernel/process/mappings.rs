@@ -19,7 +19,7 @@ use crate::kernel::{Roots, proc_file};
 /// How the kernel names the memory that a process shares with an `io_uring`.
 const RING: &str = "anon_inode:[io_uring]";
 
-/// How often the mappings are read while one goes meanwhile.
+/// How many times the mappings are read while one goes meanwhile.
 const MAX_READS: usize = 16;
 
 /// What was found in the mappings of a process.

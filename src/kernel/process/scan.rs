@@ -1,28 +1,30 @@
 //! A look at the descriptors of all processes.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::descriptor_tables::{DescriptorTables, OtherTables, of_first_thread};
+use super::descriptor_tables::DescriptorTables;
 use super::descriptors::{has_gone, unless_denied, writes};
 use super::kernel_threads::KernelThreads;
 use super::opener::{Means, Opener, Openers, command};
 use super::pids::pids_without;
 use super::rings;
+use super::threads::ThreadList;
 use super::without_descriptor::Process;
 use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::kernel::devices::NumberedDevice;
 use crate::kernel::{Roots, directory};
 
-/// How often the look at one process is repeated while threads of it end.
+/// How many times the look at one process is repeated while threads of it end.
 const MAX_LOOKS: usize = 16;
 
-/// How often a table is read while the process closes descriptors: it may have moved them.
+/// How many times a table is read while the process closes descriptors: it may have moved them.
 const MAX_READS: usize = 4;
 
-/// How often the processes are listed while new ones start.
+/// How many times the processes are listed while new ones start.
 const MAX_LISTS: usize = 16;
 
 /// A look for the processes that have one of some devices open.
@@ -134,61 +136,47 @@ impl ProcessLook {
         }
     }
 
-    /// Adds the descriptors in each table of the process. `false` if the process has changed its
-    /// threads or tables meanwhile, so that the look may have missed something.
+    /// Adds the descriptors in each table of the process. `false` if the look may have missed a
+    /// table, because a thread has ended meanwhile.
     fn add_tables(&mut self, scan: &DescriptorScan<'_>) -> bool {
         self.process.rings.clear();
-        let others = self.other_tables(scan);
-        let mut all_seen = others.are_all;
-        let mut any_empty = false;
-        for table in &others.directories {
-            match self.add_table(scan, table) {
-                Table::Read => {}
-                Table::Empty => any_empty = true,
-                Table::Gone => all_seen = false,
-            }
-        }
-        // A thread that executes a program takes the number of its process, so that number's table
-        // is read last.
-        let first = of_first_thread(&self.path);
-        let is_first_empty = match self.add_table(scan, &first) {
-            Table::Read => false,
-            Table::Empty => true,
-            Table::Gone => {
-                self.has_ended = true;
-                return true;
-            }
-        };
-        if !all_seen {
-            return false;
-        }
-        if !others.of_several_threads && !any_empty && !is_first_empty {
+        let threads = unless_denied(ThreadList::read(&self.path), &mut self.is_complete);
+        let threads = threads.unwrap_or_default();
+        // This is read after the list, because a thread that executes a program takes the number
+        // of its process, and with it this directory (`fs/exec.c`, `de_thread`).
+        if !self.add_table(scan, &self.path.join("fd")) {
+            self.has_ended = true;
             return true;
         }
-        // The kernel shows no descriptors of a thread that has ended, and another thread may have
-        // its table by now, or its number.
-        self.other_tables(scan) == others
-            && (!is_first_empty || !matches!(self.add_table(scan, &first), Table::Read))
+        let first = self.process.pid;
+        let mut last = first;
+        let mut all_seen = threads.count_matches();
+        for &thread in threads.numbers.iter().filter(|thread| **thread != first) {
+            // No thread can join another one's table. Threads that share one now have shared it
+            // since it was read.
+            let share_table = |other| scan.tables.compare(other, thread) == Ok(true);
+            if share_table(first) || (last != first && share_table(last)) {
+                continue;
+            }
+            last = thread;
+            let table = self.path.join(format!("task/{thread}/fd"));
+            all_seen &= self.add_table(scan, &table);
+        }
+        all_seen
     }
 
-    /// The tables of the other threads. A process that has ended has none.
-    fn other_tables(&mut self, scan: &DescriptorScan<'_>) -> OtherTables {
-        let tables = scan.tables.of_other_threads(self.process.pid, &self.path);
-        unless_denied(tables, &mut self.is_complete).unwrap_or_else(OtherTables::none)
-    }
-
-    /// Adds the descriptors in a table.
-    fn add_table(&mut self, scan: &DescriptorScan<'_>, table: &Path) -> Table {
+    /// Adds the descriptors in a table. `false` if the kernel no longer shows its thread.
+    fn add_table(&mut self, scan: &DescriptorScan<'_>, table: &Path) -> bool {
         for _ in 0..MAX_READS {
             let mut descriptors = Vec::new();
-            let read = directory::read_names(table, |name| descriptors.push(table.join(name)));
+            let add = |name: &OsStr| descriptors.push(table.join(name));
+            let read = directory::open_and_read_names(table, add);
             if read.as_ref().is_err_and(has_gone) {
-                return Table::Gone;
+                return false;
             }
-            unless_denied(read, &mut self.is_complete);
-            if descriptors.is_empty() {
-                return Table::Empty;
-            }
+            // If the process is this one, the directory itself is one of the descriptors. It stays
+            // open, so that it does not count as gone.
+            let _open = unless_denied(read, &mut self.is_complete);
             let mut any_gone = false;
             for descriptor in descriptors {
                 any_gone |= !self.add(scan, descriptor);
@@ -197,7 +185,7 @@ impl ProcessLook {
                 break;
             }
         }
-        Table::Read
+        true
     }
 
     /// Adds a descriptor. `false` if it has gone.
@@ -250,15 +238,6 @@ impl ProcessLook {
         }
         true
     }
-}
-
-/// The result of a look at a table.
-enum Table {
-    Read,
-    /// It has no descriptors, or its thread has ended.
-    Empty,
-    /// The kernel no longer shows its thread.
-    Gone,
 }
 
 /// Whether the link of a descriptor names something that is on no file system.

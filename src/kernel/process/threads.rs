@@ -15,8 +15,8 @@ use std::path::Path;
 use super::stat;
 use crate::kernel::directory;
 
-/// The count of links of `/proc/PID/task` if the process has one thread: two of each
-/// directory, and one for each thread (`fs/proc/base.c`, `proc_task_getattr`).
+/// The count of links of `/proc/PID/task` if the process has one thread: each directory has
+/// two, and each thread adds one (`fs/proc/base.c`, `proc_task_getattr`).
 const LINKS_OF_ONE_THREAD: u64 = 3;
 
 /// The threads that the kernel listed.
@@ -49,9 +49,8 @@ impl ThreadList {
         Ok(Self { numbers, count })
     }
 
-    /// Whether the kernel counted as many threads as it had listed. A caller that sees afterwards
-    /// that each listed thread runs then knows all threads: the listed ones ran when the kernel
-    /// counted, and they were as many as it counted.
+    /// Whether the kernel counted as many threads as it had listed. If a caller sees afterwards
+    /// that none of the listed threads has gone, they were all threads when the kernel counted.
     pub(super) fn count_matches(&self) -> bool {
         self.numbers.is_empty()
             || u64::try_from(self.numbers.len()).is_ok_and(|listed| listed == self.count)

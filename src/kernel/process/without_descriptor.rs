@@ -27,7 +27,7 @@ use crate::kernel::worker::{self, Pending};
 /// kernel answers within this time.
 const MAX_PROCESS_TIME: Duration = Duration::from_secs(2);
 
-/// How often the threads of a process are listed until none ends meanwhile.
+/// How many times the threads of a process are listed until none ends meanwhile.
 const MAX_LISTS: usize = 16;
 
 /// A busy machine may take this long to run a thread.
