@@ -19,10 +19,12 @@ use vm_tests::guest::writer::Writer;
 
 const MIB: usize = 1 << 20;
 
+/// The kernel waits for a new connection longer than a server takes to start: `nbd-server` took
+/// more than a minute under emulation.
 fn attach(engine: &Engine, source: &Source) -> Attachment {
     let options = NbdOptions::default()
         .io_timeout(Duration::from_secs(5))
-        .dead_connection_timeout(Duration::from_secs(60));
+        .dead_connection_timeout(Duration::from_secs(600));
     let request = AttachRequest::new(source.clone()).nbd(options);
     engine.attach(&request, soon()).expect("an attach")
 }
