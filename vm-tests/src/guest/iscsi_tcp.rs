@@ -1,8 +1,7 @@
 //! The kernel's initiator without a daemon.
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::iscsid;
 
@@ -39,8 +38,6 @@ pub fn connections() -> Vec<String> {
     lines.filter(is_open).map(str::to_owned).collect()
 }
 
-const LIMIT: Duration = Duration::from_secs(60);
-
 /// Panics if the kernel has an iSCSI session, connection or host, or if a TCP connection does
 /// not go soon.
 pub fn nothing_is_left() {
@@ -48,16 +45,10 @@ pub fn nothing_is_left() {
         let there = super::entries(format!("/sys/class/{class}"));
         assert!(there.is_empty(), "{class}: {there:?}");
     }
-    let mut last_seen = Vec::new();
-    let start = Instant::now();
-    while start.elapsed() < LIMIT {
-        last_seen = connections();
-        if last_seen.is_empty() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    panic!("after {LIMIT:?} there are still {last_seen:#?}");
+    super::wait_until_ok(Duration::from_secs(60), || match &connections()[..] {
+        [] => Ok(()),
+        open => Err(format!("no TCP connection, but {open:#?}")),
+    });
 }
 
 /// An attribute of a session or of its connection, as sysfs shows it.

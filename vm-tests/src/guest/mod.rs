@@ -261,14 +261,19 @@ pub fn modprobe(module: &str, parameters: &[&str]) {
 /// Calls `look` until it finds something, and panics with `what` after `limit`. For events that
 /// the kernel offers no way to wait for.
 pub fn wait_until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+    wait_until_ok(limit, || look().ok_or_else(|| what.to_owned()))
+}
+
+/// Calls `look` until it succeeds, and panics with its last error after `limit`.
+pub fn wait_until_ok<T>(limit: Duration, mut look: impl FnMut() -> Result<T, String>) -> T {
     let start = Instant::now();
     loop {
         // If one look took all the time, the event may have come meanwhile.
         let is_last = start.elapsed() >= limit;
-        if let Some(found) = look() {
-            return found;
+        match look() {
+            Ok(found) => return found,
+            Err(last_seen) => assert!(!is_last, "{last_seen}: not within {limit:?}"),
         }
-        assert!(!is_last, "{what}: not within {limit:?}");
         pause_between_looks(start);
     }
 }
