@@ -4,8 +4,8 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -117,6 +117,18 @@ fn news(keeper: &mut SessionRecovery, enough: usize) -> Vec<SessionRecoveryRepor
     );
     all.sort_by_key(|kept| kept.session);
     all
+}
+
+/// Takes a lock of lunbd as another process does: the last holder removes the file.
+fn locked(path: &Path) -> fs::File {
+    loop {
+        let file = fs::File::create(path).unwrap();
+        file.lock().unwrap();
+        let at_path = fs::metadata(path);
+        if at_path.is_ok_and(|at_path| at_path.ino() == file.metadata().unwrap().ino()) {
+            return file;
+        }
+    }
 }
 
 #[test]
@@ -400,12 +412,8 @@ fn a_session_at_which_another_process_is_at_work_is_left_to_it() {
     let isid = asked.lock().take().unwrap();
     drop(keeper);
     // The other process would hold this lock.
-    let lock = machine
-        .root
-        .path()
-        .join(format!("run/lunbd/iscsi-login-{isid:?}.lock"));
-    let held = fs::File::create(&lock).unwrap();
-    held.lock().unwrap();
+    let lock = format!("run/lunbd/iscsi-login-{isid:?}.lock");
+    let held = locked(&machine.root.path().join(lock));
     let mut keeper = machine.keeper();
     let told = keeper
         .next(Deadline::after(Duration::from_millis(500)))
