@@ -41,6 +41,13 @@ pub(super) use removal::{Removal, Usage, in_use_error};
 pub(super) use search::{Extent, Users};
 pub(super) use snapshot::UsageSnapshot;
 
+/// Why a search for users may not end. A look at a descriptor takes a reference of its file
+/// (`fs/proc/fd.c`, `proc_fd_link`, Linux 5.11). If the process closes the descriptor at that
+/// moment, the look ends with the last close. The last close of a block device waits until its
+/// pages are written back.
+const NO_ANSWER: &str = "a file system below an open file may not answer, or a device that a \
+                         process has closed may not write back";
+
 /// Reads the users of each of these disks, with its partitions, in the order of the
 /// disks. A file server may hold what backs a loop device or a target's volume: if it does
 /// not answer in time, that place is not looked at. If another search waits for a file
@@ -59,7 +66,7 @@ pub(super) fn users_of_each(
     let what = format!("the users of {} to be read", names.join(", "));
     let disks: Vec<BlockDevice> = disks.iter().map(|&disk| disk.clone()).collect();
     let roots = engine.roots().clone();
-    let last_seen = || "a file system below an open file does not answer".to_owned();
+    let last_seen = || NO_ANSWER.to_owned();
     worker::run(Stage::Claim, &what, deadline, last_seen, move || {
         search::read(&roots, &disks, extent, deadline)
     })
@@ -75,7 +82,7 @@ pub(super) fn places_not_looked_at(
 ) -> Result<Vec<NotLookedAt>> {
     let roots = engine.roots().clone();
     let what = "the users of disks to be read";
-    let last_seen = || "a file system does not answer".to_owned();
+    let last_seen = || NO_ANSWER.to_owned();
     worker::run(Stage::Claim, what, deadline, last_seen, move || {
         search::read_places_not_looked_at(&roots, deadline)
     })
@@ -108,7 +115,7 @@ pub(super) fn refuse_users_of_diskless(
 ) -> Result<Vec<NotLookedAt>> {
     let what = format!("the users of {} to be read", device.hctl());
     let (roots, dir) = (engine.roots().clone(), device.dir().to_owned());
-    let last_seen = || "a file system below an open file does not answer".to_owned();
+    let last_seen = || NO_ANSWER.to_owned();
     let search = move || search::read_diskless(&roots, &dir, deadline);
     let users = worker::run(Stage::Claim, &what, deadline, last_seen, search)?;
     match users.usage_for(engine.roots(), Removal::FlushedDisk) {

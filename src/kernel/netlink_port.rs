@@ -2,8 +2,14 @@
 //! free port (`netlink_bind`).
 
 use std::fs;
+use std::time::Duration;
 
-use super::{Roots, process, sysfs};
+use super::{Roots, process, sysfs, worker};
+use crate::deadline::Deadline;
+use crate::error::{Result, Stage};
+
+/// How long a caller waits for a look at the sockets of all processes.
+const LOOK_LIMIT: Duration = Duration::from_secs(2);
 
 /// The holder of a port.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,26 +38,50 @@ pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<Holder
     let table = sysfs::read(&roots.proc.join("net/netlink")).ok()?;
     let inode = inode_in(&table, protocol, port)?;
     let socket = format!("socket:[{inode}]");
-    let has_it = |pid: &u32| {
-        let descriptors = roots.proc.join(format!("{pid}/fd"));
-        let mut descriptors = fs::read_dir(descriptors).into_iter().flatten().flatten();
-        descriptors.any(|one| fs::read_link(one.path()).is_ok_and(|to| to.as_os_str() == &*socket))
+    let unknown = |description| Holder {
+        description,
+        may_administer: true,
     };
-    let mut pids = process::pids(roots).ok()?;
-    pids.retain(has_it);
+    let pids = match processes_with(roots, &socket) {
+        Ok(pids) => pids,
+        Err(error) => {
+            let description = format!("a process that was not found ({error}), with {socket},");
+            return Some(unknown(description));
+        }
+    };
     let Some(first) = pids.first() else {
         let description = format!("a process that this process cannot see, with {socket},");
-        let may_administer = true;
-        return Some(Holder {
-            description,
-            may_administer,
-        });
+        return Some(unknown(description));
     };
     let command = sysfs::read(&roots.proc.join(format!("{first}/comm"))).unwrap_or_default();
     Some(Holder {
         description: format!("process {first} ({command})"),
         may_administer: pids.iter().any(|pid| process::may_administer(roots, *pid)),
     })
+}
+
+/// The processes that have this socket. The look at a descriptor may be the last close of a
+/// device, which waits until its pages are written back.
+fn processes_with(roots: &Roots, socket: &str) -> Result<Vec<u32>> {
+    let (roots, socket) = (roots.clone(), socket.to_owned());
+    let last_seen = || "a device that a process has closed may not write back".to_owned();
+    worker::run(
+        Stage::Session,
+        "a look at the sockets of all processes",
+        Deadline::after(LOOK_LIMIT),
+        last_seen,
+        move || {
+            let has_it = |pid: &u32| {
+                let descriptors = roots.proc.join(format!("{pid}/fd"));
+                let descriptors = fs::read_dir(descriptors).into_iter().flatten().flatten();
+                let mut links = descriptors.map(|one| fs::read_link(one.path()));
+                links.any(|link| link.is_ok_and(|link| link.as_os_str() == &*socket))
+            };
+            let mut pids = process::pids(&roots)?;
+            pids.retain(has_it);
+            Ok(pids)
+        },
+    )
 }
 
 /// The socket's inode from `/proc/net/netlink` (`netlink_native_seq_show`): the second column

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use super::devices::NumberedDevice;
 use super::machine::Capabilities;
-use super::{Roots, namespace, sysfs, user_namespace};
+use super::{Roots, namespace, sysfs, user_namespace, worker};
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Stage};
 use descriptor_tables::DescriptorTables;
 use descriptors::has_gone;
 use kernel_threads::is_kernel_thread;
@@ -32,6 +32,9 @@ const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// A caller without a deadline repeats the look at processes that start or end for this long.
 const MAX_TIME_OF_REPEATS: Duration = Duration::from_secs(1);
+
+/// How long a caller without a deadline waits for a look at all processes.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Whether a process runs whose command has this name, of those that `/proc`
 /// shows.
@@ -96,12 +99,26 @@ pub(crate) fn may_administer(roots: &Roots, pid: u32) -> bool {
 
 /// The processes that have a descriptor of one of `devices`. A descriptor that only names a
 /// device (`O_PATH`) does not count. For a file on a file server, the server is not asked.
+///
+/// # Errors
+/// `TimedOut` at stage `claim` if the look does not end: it may be the last close of another
+/// device, which waits until its pages are written back. Those of reading `/proc`.
 pub fn read_openers(roots: &Roots, devices: &[NumberedDevice]) -> Result<Openers> {
-    let tables = DescriptorTables::read(roots);
-    let deadline = Deadline::after(MAX_TIME_OF_REPEATS);
-    let mut scan = DescriptorScan::new(roots, devices, &tables, deadline);
-    scan.look_at_all(&mut |_, _| {})?;
-    Ok(scan.openers)
+    let (roots, devices) = (roots.clone(), devices.to_vec());
+    let last_seen = || "a device that a process has closed may not write back".to_owned();
+    worker::run(
+        Stage::Claim,
+        "a look at the descriptors of all processes",
+        Deadline::after(LOOK_LIMIT),
+        last_seen,
+        move || {
+            let tables = DescriptorTables::read(&roots);
+            let deadline = Deadline::after(MAX_TIME_OF_REPEATS);
+            let mut scan = DescriptorScan::new(&roots, &devices, &tables, deadline);
+            scan.look_at_all(&mut |_, _| {})?;
+            Ok(scan.openers)
+        },
+    )
 }
 
 /// As [`read_openers`], and the processes that have a device open without a descriptor: they

@@ -114,9 +114,12 @@ pub(super) fn read_facts(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapsh
     snapshot(roots, index, NbdDevice::facts)
 }
 
-/// Reads what sysfs shows, and which processes have the device open.
-fn read_facts_and_openers(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
-    snapshot(roots, index, |device| device.facts_and_openers(roots))
+/// Reads what sysfs shows, and which processes have the device open, if that can be read.
+pub(super) fn read_facts_and_openers(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
+    match snapshot(roots, index, |device| device.facts_and_openers(roots)) {
+        DeviceSnapshot::Unreadable(_) => read_facts(roots, index),
+        read => read,
+    }
 }
 
 fn snapshot(

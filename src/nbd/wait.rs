@@ -24,9 +24,11 @@ pub(crate) fn wait_until_closed(
         // Pause first: /proc may not show the process that has it open.
         let turn = deadline.at_most(pauses.pause());
         while watch.next(turn).is_some() {}
-        let state = NbdDevice::state(roots, index, &Hints::default())?;
-        if !matches!(state, State::OpenedByOther | State::Draining) {
-            return Ok(());
+        match NbdDevice::state(roots, index, &Hints::default()) {
+            Ok(State::OpenedByOther | State::Draining) => {}
+            // The look at the processes has not ended.
+            Err(error) if error.kind() == ErrorKind::TimedOut => {}
+            state => return state.map(drop),
         }
         if deadline.has_passed() {
             return Err(refused.with_kind(ErrorKind::InUse));
@@ -67,5 +69,53 @@ pub(crate) fn wait_until_free(
             let seen = facts.map_or_else(String::new, |facts| facts.to_string());
             return Err(error.with_last_seen(format!("disconnected, and {seen}")));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::id::DevNo;
+    use crate::kernel::Devices;
+    use crate::kernel::devices::tests::Named;
+    use crate::nbd::device::Facts;
+    use crate::nbd::refusal::{self, DeviceSnapshot};
+    use crate::uevent::{Hub, HubOptions, Mode};
+
+    #[test]
+    fn a_look_at_the_processes_that_does_not_end_leaves_the_refusal() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots {
+            devices: Devices::Other(Arc::new(Named("/dev/none", DevNo { major: 8, minor: 0 }))),
+            ..Roots::below(root.path())
+        };
+        let dir = roots.sysfs.join("block/nbd3");
+        fs::create_dir_all(&dir).unwrap();
+        for (attribute, text) in [
+            ("dev", "43:3\n"),
+            ("size", "0\n"),
+            ("ro", "0\n"),
+            ("inflight", "       0        0\n"),
+        ] {
+            fs::write(dir.join(attribute), text).unwrap();
+        }
+        let descriptors = roots.proc.join("7/fd");
+        fs::create_dir_all(&descriptors).unwrap();
+        symlink("/dev/null", descriptors.join("hangs")).unwrap();
+        let index = NbdIndex::new(3).unwrap();
+        let seen = refusal::read_facts_and_openers(&roots, Some(index));
+        assert_eq!(seen, DeviceSnapshot::There(index, Facts::default()));
+        let hub = Hub::start(&roots, &HubOptions::default().fed(Mode::Udev)).unwrap();
+        let mut watch = hub.watch("nbd3");
+        let refused = Error::new(ErrorKind::Refused, "EBUSY").at(Stage::Connect);
+        let soon = Deadline::after(Duration::from_secs(1));
+        let error = wait_until_closed(&roots, index, &mut watch, soon, refused).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+        assert_eq!(error.stage(), Some(Stage::Connect), "{error}");
     }
 }

@@ -1,10 +1,15 @@
 //! Keeps data in the page cache, and closes the file that must write it back.
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use nix::unistd::gettid;
+
+/// How long a close may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Opens a disk for reading, for as long as written data must stay in the page cache. Then no
 /// writer's close is the last one. udevd wants this lock exclusively, so it does not make the
@@ -18,16 +23,33 @@ pub fn keep_unwritten(node: &Path) -> File {
 
 /// Closes the file on its own thread, and returns when no process has the file open any more:
 /// the last close writes back, and waits for that in the kernel.
+///
+/// Nothing looks at the descriptor meanwhile: a look takes a reference of the file
+/// (`fs/proc/fd.c`, `proc_fd_link`, Linux 5.11), so that the look may end with the last close.
 #[must_use]
 pub fn closing(file: File) -> JoinHandle<()> {
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let node = fs::read_link(&link).expect("an open file");
-    let closer = thread::spawn(move || drop(file));
-    super::wait_until("the descriptor to be gone", Duration::from_secs(60), || {
-        let stays = fs::read_link(&link).is_ok_and(|now| now == node);
-        (!stays).then_some(())
+    let (own, id) = mpsc::channel();
+    let closer = thread::spawn(move || {
+        own.send(gettid()).expect("the test");
+        drop(file);
+    });
+    let stack = format!("/proc/self/task/{}/stack", id.recv().expect("the closer"));
+    super::wait_until("the last close of the disk", LIMIT, || {
+        // The function is `blkdev_release` since Linux 6.5.
+        let stack = fs::read_to_string(&stack).unwrap_or_default();
+        let mut names = ["blkdev_close", "blkdev_release"].iter();
+        let waits = names.any(|name| stack.contains(name));
+        (closer.is_finished() || waits).then_some(())
     });
     closer
+}
+
+/// Waits until a [closer](closing) has ended.
+pub fn closed(closer: JoinHandle<()>) {
+    super::wait_until("the close of the disk to end", LIMIT, || {
+        closer.is_finished().then_some(())
+    });
+    closer.join().expect("the closer");
 }
 
 /// Keeps pages dirty until a process asks for them, as on a machine with much memory.

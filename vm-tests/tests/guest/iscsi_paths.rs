@@ -415,7 +415,7 @@ fn abandon_a_map_that_queues_for_ever(multipathd_hangs: bool) {
     let deadline = Deadline::after(limit);
     let abandoned = engine.detach(abandon.clone(), deadline);
     assert!(deadline.elapsed() < limit + Duration::from_secs(10));
-    closer.join().unwrap();
+    guest::unwritten::closed(closer);
     assert!(!reader.wait().unwrap().success());
     // A multipathd that hangs cannot say that it has forgotten the paths.
     assert_eq!(abandoned.is_err(), multipathd_hangs, "{abandoned:?}");

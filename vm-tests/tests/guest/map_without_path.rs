@@ -16,7 +16,7 @@ use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::direct::stored;
 use vm_tests::guest::dirty_path::{Target, WITHIN, attached_paths};
 use vm_tests::guest::queueing_map::QueueingMap;
-use vm_tests::guest::unwritten::closing;
+use vm_tests::guest::unwritten::{closed, closing};
 use vm_tests::guest::{self, udevd};
 
 const LENGTH: usize = 64 << 10;
@@ -102,7 +102,7 @@ fn a_detach_keeps_what_a_map_queues_and_writes_it_once_a_path_is_back() {
             let first = waiting.lock().unwrap().take();
             if let Some((closer, held)) = first {
                 again.set_paths(true);
-                closer.join().unwrap();
+                closed(closer);
                 drop(held);
             }
         }
@@ -176,7 +176,7 @@ fn a_detach_waits_for_the_flush_of_an_earlier_one_that_waits_for_a_path() {
         if stage == Stage::Resolve && passes.fetch_add(1, Ordering::Relaxed) == 1 {
             let (closer, udevd) = waiting.lock().unwrap().take().unwrap();
             map.set_paths(true);
-            closer.join().unwrap();
+            closed(closer);
             drop(udevd);
         }
     });
@@ -202,7 +202,7 @@ fn a_caller_that_abandons_unwritten_data_ends_an_earlier_flush_that_waits_for_a_
     let map = detachment.receipt.unwrap().map.unwrap();
     assert!(map.told_to_fail && map.gone, "{map:?}");
     assert!(matches!(map.flush, Some(Flush::Abandoned(_))), "{map:?}");
-    earlier.closer.join().unwrap();
+    closed(earlier.closer);
     drop((earlier.map, earlier.target));
 }
 
