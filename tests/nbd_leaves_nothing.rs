@@ -38,7 +38,7 @@ fn neither_a_dial_that_failed_nor_one_that_was_dropped_leaves_a_descriptor() {
                 let hangs = matches!(script[..], [Step::Hang]);
                 // The limit is long enough to reach the server, which waits for the client, on
                 // a busy machine.
-                let limit = if hangs { 500 } else { 30_000 };
+                let limit = if hangs { 1_500 } else { 30_000 };
                 let deadline = Deadline::after(Duration::from_millis(limit));
                 drop(nbd::dial(&server.uri("a"), deadline));
                 server.finish();

@@ -8,9 +8,6 @@ use super::{Roots, process, sysfs, worker};
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 
-/// How long a caller waits for a look at the sockets of all processes.
-const LOOK_LIMIT: Duration = Duration::from_secs(2);
-
 /// The holder of a port.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
@@ -33,8 +30,8 @@ impl Holder {
 }
 
 /// The process that has this port of this protocol in our network namespace; `None` if none
-/// has it, or the kernel does not show it.
-pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<Holder> {
+/// has it, or the kernel does not show it. The look at all processes takes `limit` at most.
+pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32, limit: Duration) -> Option<Holder> {
     let table = sysfs::read(&roots.proc.join("net/netlink")).ok()?;
     let inode = inode_in(&table, protocol, port)?;
     let socket = format!("socket:[{inode}]");
@@ -42,7 +39,7 @@ pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<Holder
         description,
         may_administer: true,
     };
-    let pids = match processes_with(roots, &socket) {
+    let pids = match processes_with(roots, &socket, limit) {
         Ok(pids) => pids,
         Err(error) => {
             let description = format!("a process that was not found ({error}), with {socket},");
@@ -62,13 +59,13 @@ pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32) -> Option<Holder
 
 /// The processes that have this socket. The look at a descriptor may be the last close of a
 /// device, which waits until its pages are written back.
-fn processes_with(roots: &Roots, socket: &str) -> Result<Vec<u32>> {
+fn processes_with(roots: &Roots, socket: &str, limit: Duration) -> Result<Vec<u32>> {
     let (roots, socket) = (roots.clone(), socket.to_owned());
     let last_seen = || "a device that a process has closed may not write back".to_owned();
     worker::run(
         Stage::Session,
         "a look at the sockets of all processes",
-        Deadline::after(LOOK_LIMIT),
+        Deadline::after(limit),
         last_seen,
         move || {
             let has_it = |pid: &u32| {
@@ -107,6 +104,8 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
 0000000000000000 8   4294967295 00000000 0        0        0     2        0        19
 ";
 
+    const LIMIT: Duration = Duration::from_secs(60);
+
     #[test]
     fn the_process_that_has_a_port_is_named_by_its_socket() {
         let root = tempfile::tempdir().unwrap();
@@ -116,9 +115,9 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        assert_eq!(holder(&roots, 8, u32::MAX), None);
+        assert_eq!(holder(&roots, 8, u32::MAX, LIMIT), None);
         make("net/netlink", TABLE);
-        let unseen = holder(&roots, 8, u32::MAX).unwrap();
+        let unseen = holder(&roots, 8, u32::MAX, LIMIT).unwrap();
         assert!(unseen.description.contains("cannot see") && unseen.may_administer);
         make("812/comm", "holder\n");
         fs::create_dir_all(roots.proc.join("812/fd")).unwrap();
@@ -138,12 +137,12 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
                 description,
                 may_administer,
             };
-            assert_eq!(holder(&roots, 8, u32::MAX), Some(seen));
+            assert_eq!(holder(&roots, 8, u32::MAX, LIMIT), Some(seen));
         }
         // Its capabilities are those over another user namespace.
         make("812/status", "CapEff:\t000001ffffffffff\n");
         make("812/ns/user", "");
-        assert!(!holder(&roots, 8, u32::MAX).unwrap().may_administer);
-        assert_eq!(holder(&roots, 8, 813), None);
+        assert!(!holder(&roots, 8, u32::MAX, LIMIT).unwrap().may_administer);
+        assert_eq!(holder(&roots, 8, 813, LIMIT), None);
     }
 }

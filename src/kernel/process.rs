@@ -34,7 +34,7 @@ const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 const MAX_TIME_OF_REPEATS: Duration = Duration::from_secs(1);
 
 /// How long a caller without a deadline waits for a look at all processes.
-const LOOK_LIMIT: Duration = Duration::from_secs(5);
+const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
 /// Whether a process runs whose command has this name, of those that `/proc`
 /// shows.

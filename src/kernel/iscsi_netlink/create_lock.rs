@@ -21,6 +21,12 @@ use crate::kernel::Roots;
 use crate::kernel::locks;
 use crate::kernel::netlink_port::{self, Holder};
 
+/// How long a look for the holder of the port may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the look at the deadline may take.
+const LAST_LOOK_LIMIT: Duration = Duration::from_secs(1);
+
 /// The port from which sessions are created: -1 as an unsigned number.
 const CREATOR_PORT: u32 = u32::MAX;
 /// How long to wait for a process that may make sessions to free the port: earlier versions
@@ -111,7 +117,8 @@ impl CreateGuard {
 
 /// The process that has the port -1 now, in words; `None` if no process has it.
 pub(crate) fn holder_of_port(roots: &Roots) -> Option<String> {
-    netlink_port::holder(roots, NETLINK_ISCSI, CREATOR_PORT).map(|holder| holder.description)
+    let holder = netlink_port::holder(roots, NETLINK_ISCSI, CREATOR_PORT, LOOK_LIMIT);
+    holder.map(|holder| holder.description)
 }
 
 enum PortBinding {
@@ -131,7 +138,8 @@ fn bind(roots: &Roots, deadline: Deadline) -> Result<PortBinding> {
         }
         if !is_checked || deadline.has_passed() {
             is_checked = true;
-            match netlink_port::holder(roots, NETLINK_ISCSI, CREATOR_PORT) {
+            let limit = deadline.remaining().clamp(LAST_LOOK_LIMIT, LOOK_LIMIT);
+            match netlink_port::holder(roots, NETLINK_ISCSI, CREATOR_PORT, limit) {
                 Some(holder) if !holder.may_administer || deadline.has_passed() => {
                     return Ok(PortBinding::Taken(holder));
                 }

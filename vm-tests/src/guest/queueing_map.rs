@@ -5,6 +5,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The map fails I/O without a path when this is dropped.
+#[derive(Debug)]
+#[must_use = "the map fails I/O as soon as this is dropped"]
+pub struct FailsWhenDropped(());
+
+impl Drop for FailsWhenDropped {
+    fn drop(&mut self) {
+        fail_if_no_path();
+    }
+}
+
 /// The map; dropping it removes it.
 #[derive(Debug)]
 pub struct QueueingMap {
@@ -47,9 +58,10 @@ impl QueueingMap {
         }
     }
 
-    /// Makes the map fail I/O that has no path.
-    pub fn fail_if_no_path(&self) {
-        tell("fail_if_no_path");
+    /// Keeps a failed test from waiting for ever in the last close of the map. The result is
+    /// dropped before a file that was opened earlier.
+    pub fn fails_when_dropped(&self) -> FailsWhenDropped {
+        FailsWhenDropped(())
     }
 
     /// `/dev/dm-N`.
@@ -65,6 +77,11 @@ impl QueueingMap {
     }
 }
 
+fn fail_if_no_path() {
+    let message = ["message", NAME, "0", "fail_if_no_path"];
+    let _gone_already = Command::new("dmsetup").args(message).output();
+}
+
 fn tell(message: &str) {
     super::run(&["dmsetup", "message", NAME, "0", message]);
 }
@@ -77,11 +94,8 @@ fn attribute(disk: &Path, name: &str) -> String {
 
 impl Drop for QueueingMap {
     fn drop(&mut self) {
-        for arguments in [
-            ["message", NAME, "0", "fail_if_no_path"].as_slice(),
-            &["remove", "--noudevsync", "--retry", NAME],
-        ] {
-            let _gone_already = Command::new("dmsetup").args(arguments).output();
-        }
+        fail_if_no_path();
+        let remove = ["remove", "--noudevsync", "--retry", NAME];
+        let _gone_already = Command::new("dmsetup").args(remove).output();
     }
 }

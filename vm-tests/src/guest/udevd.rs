@@ -113,8 +113,9 @@ pub struct StoppedGuard(());
 
 /// Stops udevd until the guard is dropped.
 pub fn stopped() -> StoppedGuard {
+    let stopped = StoppedGuard(());
     stop();
-    StoppedGuard(())
+    stopped
 }
 
 impl Drop for StoppedGuard {
@@ -156,8 +157,9 @@ pub struct AbsentGuard(());
 
 /// Kills udevd, which starts again when the guard is dropped.
 pub fn absent() -> AbsentGuard {
+    let absent = AbsentGuard(());
     kill();
-    AbsentGuard(())
+    absent
 }
 
 impl Drop for AbsentGuard {

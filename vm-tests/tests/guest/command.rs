@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::Duration;
 
@@ -111,7 +112,8 @@ fn watch_prints_the_kernels_events_and_udevs_as_they_come() {
     // The command listens as soon as it shows an event that this test makes the kernel send.
     let (listening, told) = std::sync::mpsc::channel();
     let nudge = thread::spawn(move || {
-        while told.recv_timeout(Duration::from_millis(50)).is_err() {
+        let pause = Duration::from_millis(50);
+        while told.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
             fs::write("/sys/devices/virtual/mem/full/uevent", "change").unwrap();
         }
     });

@@ -51,6 +51,7 @@ fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_kee
     let map = QueueingMap::over(&disks);
     let node = map.node();
     let writes = write_to(&node);
+    let fails = map.fails_when_dropped();
     map.set_paths(false);
     let deadline = Deadline::after(Duration::from_secs(8));
     let refused = engine.detach(DetachTarget::Device(node.clone()), deadline);
@@ -70,8 +71,7 @@ fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_kee
     assert!(map.queues(), "it was told to fail: {said}");
     assert_eq!(unseen.status.code(), Some(6), "{said}");
     assert!(said.contains("bring a path back"), "{said}");
-    map.fail_if_no_path();
-    drop((writes, map, held));
+    drop((fails, writes, map, held));
 }
 
 #[test]

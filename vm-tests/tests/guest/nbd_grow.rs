@@ -242,7 +242,7 @@ fn a_volume_whose_resize_timed_out_at_a_server_of_one_client_is_attached_again_w
     let request = AttachRequest::new(source(&server.uri("disk")));
     let attach = || engine.attach_volume(&journal, &volume, &request, soon());
     let node = attach().unwrap().node;
-    let limit = Deadline::after(Duration::from_secs(2));
+    let limit = Deadline::after(Duration::from_secs(6));
     let error = engine.resize_volume(&journal, &volume, Some(LARGE), limit);
     let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");

@@ -66,7 +66,10 @@ impl BusyProcessors {
         let throttling = fs::read_to_string(THROTTLING).unwrap();
         fs::write(THROTTLING, "-1").unwrap();
         for thread in &raised {
-            set_priority(thread, KERNEL);
+            // A worker of the kernel may end before it is raised.
+            if fs::exists(format!("/proc/{thread}")).unwrap() {
+                set_priority(thread, KERNEL);
+            }
         }
         let (ends, started) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let count = thread::available_parallelism().unwrap().get();

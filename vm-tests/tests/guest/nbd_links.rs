@@ -132,7 +132,9 @@ fn restart_under_readers(mut server: NbdServer, export: &str, pattern: &[u8]) {
                 let healing = heal(&engine);
                 assert!(is_adopted(&healing), "{restart}: {healing:?}");
                 readers.go_on();
-                assert_eq!(server.connections(), CONNECTIONS, "{restart}");
+                guest::wait_until("the server to have the connections alone", LIMIT, || {
+                    (server.connections() == CONNECTIONS).then_some(())
+                });
             }
         }));
         readers.ends.store(true, Ordering::Relaxed);

@@ -16,7 +16,7 @@ use vm_tests::guest::exports::{Exports, assert_mark, write_mark};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store, backends};
 
 /// The limit of a wait, also on a machine that is several times slower.
-const LIMIT: Duration = Duration::from_secs(900);
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn id(text: &str) -> VolumeId {
     text.parse().unwrap()
