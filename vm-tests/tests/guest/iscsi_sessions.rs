@@ -2,6 +2,8 @@
 //! machine.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lunbd::error::Stage;
@@ -309,6 +311,16 @@ fn a_logout_ends_a_session_whose_target_is_gone() {
     target.portal_up(0);
 }
 
+/// Waits until the kernel has read the partition table of a new disk: it sends the disk's event
+/// afterwards (`block/genhd.c`, `device_add_disk`). A disk that is removed before gets no flush.
+fn has_been_probed(disk: &str) {
+    let number = fs::read_to_string(format!("/sys/block/{disk}/dev")).unwrap();
+    let record = format!("/run/udev/data/b{}", number.trim());
+    guest::wait_until("udev's record of the disk", Duration::from_secs(60), || {
+        Path::new(&record).exists().then_some(())
+    });
+}
+
 #[test]
 fn a_live_target_receives_the_last_flush_then_the_logout_and_a_dead_one_causes_no_wait() {
     iscsi_tcp::prepare();
@@ -326,7 +338,8 @@ fn a_live_target_receives_the_last_flush_then_the_logout_and_a_dead_one_causes_n
         let session = log_in(&name, &options()).unwrap();
         let (id, host) = (session.id.0, session.host.0);
         let seen = Session { id, host };
-        seen.scanned_disk(1);
+        let disk = seen.scanned_disk(1);
+        has_been_probed(&disk);
         let before = proxy.wishes().len();
         if !lives {
             proxy.cut();
