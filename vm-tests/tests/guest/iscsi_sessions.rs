@@ -347,11 +347,10 @@ fn a_live_target_receives_the_last_flush_then_the_logout_and_a_dead_one_causes_n
         }
         // A flush on a dead path waits for the recovery timeout, which is longer.
         log_out(&Roots::default(), &standing(session), soon()).unwrap();
-        let expected: &[Wish] = match lives {
-            // Observed: these kernels send no flush for a disk that goes with its target.
-            true if guest::kernel() < (5, 15) => &[Wish::Logout],
-            true => &[Wish::Flush, Wish::Logout],
-            false => &[],
+        let expected: &[Wish] = if lives {
+            &[Wish::Flush, Wish::Logout]
+        } else {
+            &[]
         };
         nothing_is_left();
         // When the connections have ended, the proxy has read everything that was sent on them.
