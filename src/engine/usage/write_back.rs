@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use nix::errno::Errno;
+
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
@@ -219,6 +221,11 @@ fn is_failed_write(error: &Error) -> bool {
     error.kind() == ErrorKind::Io
 }
 
+fn is_refused_by_map(disk: &BlockDevice, error: &Error) -> bool {
+    let is_suspended = error.errno() == Some(Errno::EAGAIN as i32);
+    disk.name().starts_with("dm-") && (is_suspended || error.kind() == ErrorKind::Vanished)
+}
+
 /// If all pages are written, a flush of the unit's cache that the path's ALUA access state
 /// refuses has lost nothing.
 fn flush_pages_and_cache(
@@ -230,10 +237,11 @@ fn flush_pages_and_cache(
     let unwritten = disk.to_write_back(roots, file)?;
     match unwritten.drop_pages() {
         // Before Linux 5.11 a map passes this call on to the path that it used last, which may
-        // be dead (`block/ioctl.c`, `blkdev_flushbuf`). The next calls take another path. They
-        // also take the kernel's report of a failed write, so the mark of a process that dies in
+        // be dead (`block/ioctl.c`, `blkdev_flushbuf`), and refuses it while multipathd changes
+        // the paths (`drivers/md/dm.c`, `dm_prepare_ioctl`). The next calls take another path, or
+        // wait until the change is done. They also take the kernel's report of a failed write, so the mark of a process that dies in
         // them must not depend on the commands that failed: a dead path rejects them uncounted.
-        Err(error) if error.kind() == ErrorKind::Vanished && disk.name().starts_with("dm-") => {
+        Err(error) if is_refused_by_map(disk, &error) => {
             tracing::debug!(%error, disk = disk.name(), "the pages are not dropped");
             flush.mark_as_uncounted()?;
         }

@@ -86,7 +86,7 @@ impl DeviceAccess for Failing {
     }
 
     fn write_pages(&self, file: &File) -> io::Result<()> {
-        if self.drop_pages == Some(Errno::ENODEV) {
+        if matches!(self.drop_pages, Some(Errno::ENODEV | Errno::EAGAIN)) {
             let mark = fs::read_to_string(mark_beside(file)?)?;
             assert!(mark.contains("does not count"), "{mark}");
         }
@@ -170,19 +170,24 @@ impl ClaimedDisk {
 }
 
 #[test]
-fn a_map_whose_last_path_is_dead_is_flushed_over_another_also_before_linux_5_11() {
-    let dead = Failing {
-        drop_pages: Some(Errno::ENODEV),
-        ..SOUND
-    };
-    let map = ClaimedDisk::named("dm-0");
-    let flush = map.flush(write_back, dead, FlushPolicy::Require);
-    assert_eq!(flush.unwrap(), Flush::Done);
-    // A process that died in it would have left a mark, and this one leaves none.
-    map.flushes(write_back);
-    let disk = ClaimedDisk::named("sda");
-    let flush = disk.flush(write_back, dead, FlushPolicy::Require);
-    assert_eq!(flush.unwrap_err().kind(), ErrorKind::Vanished);
+fn a_map_with_a_dead_path_or_whose_paths_are_changed_is_flushed_also_before_linux_5_11() {
+    for (errno, kind) in [
+        (Errno::ENODEV, ErrorKind::Vanished),
+        (Errno::EAGAIN, ErrorKind::Io),
+    ] {
+        let refusing = Failing {
+            drop_pages: Some(errno),
+            ..SOUND
+        };
+        let map = ClaimedDisk::named("dm-0");
+        let flush = map.flush(write_back, refusing, FlushPolicy::Require);
+        assert_eq!(flush.unwrap(), Flush::Done);
+        // A process that died in it would have left a mark, and this one leaves none.
+        map.flushes(write_back);
+        let disk = ClaimedDisk::named("sda");
+        let flush = disk.flush(write_back, refusing, FlushPolicy::Require);
+        assert_eq!(flush.unwrap_err().kind(), kind);
+    }
 }
 
 #[test]
