@@ -237,10 +237,11 @@ fn flush_pages_and_cache(
     let unwritten = disk.to_write_back(roots, file)?;
     match unwritten.drop_pages() {
         // Before Linux 5.11 a map passes this call on to the path that it used last, which may
-        // be dead (`block/ioctl.c`, `blkdev_flushbuf`), and refuses it while multipathd changes
-        // the paths (`drivers/md/dm.c`, `dm_prepare_ioctl`). The next calls take another path, or
-        // wait until the change is done. They also take the kernel's report of a failed write, so the mark of a process that dies in
-        // them must not depend on the commands that failed: a dead path rejects them uncounted.
+        // be dead (`block/ioctl.c`, `blkdev_flushbuf`). The map refuses the call while multipathd
+        // changes the paths (`drivers/md/dm.c`, `dm_prepare_ioctl`). The next calls take another
+        // path, or wait until the change is done. They also take the kernel's report of a failed
+        // write, so the mark of a process that dies in them must not depend on the commands that
+        // failed: a dead path rejects them uncounted.
         Err(error) if is_refused_by_map(disk, &error) => {
             tracing::debug!(%error, disk = disk.name(), "the pages are not dropped");
             flush.mark_as_uncounted()?;

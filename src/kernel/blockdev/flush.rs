@@ -53,8 +53,8 @@ impl UnwrittenDisk<'_> {
     ///
     /// # Errors
     /// `NotPermitted` without `CAP_SYS_ADMIN`. Before Linux 5.11 also those of the device's
-    /// driver: `Vanished` if the last used path of a map is dead, and `Io` with `EAGAIN` while a map
-    /// is suspended.
+    /// driver: `Vanished` if the last used path of a map is dead, and `Io` with `EAGAIN` while a
+    /// map is suspended.
     pub(crate) fn drop_pages(&self) -> Result<()> {
         crash_point!(FlushToBegin);
         let roots = self.roots;

@@ -175,7 +175,7 @@ fn what_a_login_from_another_port_left_is_ended_though_another_user_has_the_port
     let place = Place::new();
     let journal = place.open(&engine);
     let recover = || {
-        let limit = Deadline::after(Duration::from_secs(30));
+        let limit = Deadline::after(Duration::from_secs(10));
         let recovery = engine.recover(&journal, limit).unwrap();
         (recovery.is_whole(), sessions().len())
     };

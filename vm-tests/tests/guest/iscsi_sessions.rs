@@ -312,7 +312,8 @@ fn a_logout_ends_a_session_whose_target_is_gone() {
 }
 
 /// Waits until the kernel has read the partition table of a new disk: it sends the disk's event
-/// afterwards (`block/genhd.c`, `device_add_disk`). A disk that is removed before gets no flush.
+/// afterwards (`block/genhd.c`, `device_add_disk`). A disk that is removed before
+/// may get no flush.
 fn has_been_probed(disk: &str) {
     let number = fs::read_to_string(format!("/sys/block/{disk}/dev")).unwrap();
     let record = format!("/run/udev/data/b{}", number.trim());

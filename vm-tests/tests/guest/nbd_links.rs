@@ -132,9 +132,7 @@ fn restart_under_readers(mut server: NbdServer, export: &str, pattern: &[u8]) {
                 let healing = heal(&engine);
                 assert!(is_adopted(&healing), "{restart}: {healing:?}");
                 readers.go_on();
-                guest::wait_until("the server to have the connections alone", LIMIT, || {
-                    (server.connections() == CONNECTIONS).then_some(())
-                });
+                assert_eq!(server.connections(), CONNECTIONS, "{restart}");
             }
         }));
         readers.ends.store(true, Ordering::Relaxed);

@@ -60,14 +60,8 @@ fn a_thread_with_a_table_of_descriptors_of_its_own_keeps_the_disk() {
     is_refused(&us, OwnTable::with);
 }
 
-/// The least number of system calls of several detaches. A detach that waits longer looks more
-/// often.
+/// The system calls of one detach.
 fn calls_of_a_detach() -> u64 {
-    let calls = (0..3).map(|_| calls_of_one_detach());
-    calls.min().unwrap()
-}
-
-fn calls_of_one_detach() -> u64 {
     let (engine, target) = (engine(), ScsiDebug::with_luns(2));
     attach(&engine, &target, 1);
     udevd::settle();
