@@ -30,10 +30,10 @@ use scan::DescriptorScan;
 /// (`include/linux/proc_ns.h`, `PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// A caller without a deadline repeats the look at processes that start or end for this long.
+/// [`read_openers`] repeats its look at processes that start or end for this long.
 const MAX_TIME_OF_REPEATS: Duration = Duration::from_secs(1);
 
-/// How long a caller without a deadline waits for a look at all processes.
+/// The longest wait of [`read_openers`] for its look at all processes.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
 /// Whether a process runs whose command has this name, of those that `/proc`
@@ -101,19 +101,24 @@ pub(crate) fn may_administer(roots: &Roots, pid: u32) -> bool {
 /// device (`O_PATH`) does not count. For a file on a file server, the server is not asked.
 ///
 /// # Errors
-/// `TimedOut` at stage `claim` if the look does not end: it may be the last close of another
-/// device, which waits until its pages are written back. Those of reading `/proc`.
-pub fn read_openers(roots: &Roots, devices: &[NumberedDevice]) -> Result<Openers> {
+/// `TimedOut` at stage `claim` if the look does not end by `deadline`, or within 10 s: it may be
+/// the last close of another device, which waits until its pages are written back. `Cancelled`,
+/// and those of reading `/proc`.
+pub fn read_openers(
+    roots: &Roots,
+    devices: &[NumberedDevice],
+    deadline: Deadline,
+) -> Result<Openers> {
     let (roots, devices) = (roots.clone(), devices.to_vec());
     let last_seen = || "a device that a process has closed may not write back".to_owned();
     worker::run(
         Stage::Claim,
         "a look at the descriptors of all processes",
-        Deadline::after(LOOK_LIMIT),
+        deadline.at_most(LOOK_LIMIT),
         last_seen,
         move || {
             let tables = DescriptorTables::read(&roots);
-            let deadline = Deadline::after(MAX_TIME_OF_REPEATS);
+            let deadline = deadline.at_most(MAX_TIME_OF_REPEATS);
             let mut scan = DescriptorScan::new(&roots, &devices, &tables, deadline);
             scan.look_at_all(&mut |_, _| {})?;
             Ok(scan.openers)

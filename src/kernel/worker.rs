@@ -1,7 +1,10 @@
 //! Kernel calls that may block for minutes, each on a thread of its own.
 
+#[cfg(test)]
+pub(crate) mod events_elsewhere;
 mod idle;
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -58,7 +61,24 @@ pub(crate) type NoteThread = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub(crate) struct Pending<T> {
     stage: Stage,
-    result: Receiver<Result<T>>,
+    result: Receiver<(Result<T>, Vec<Event>)>,
+}
+
+/// An event of a call, which the thread that takes the call's result emits.
+type Event = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// The events of the call that this thread runs.
+    static EVENTS: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Emits an event. If this thread has left the open files of the process, the thread that takes
+/// the call's result emits it: a subscriber may write to one of those files.
+pub(crate) fn emit(event: impl FnOnce() + Send + 'static) {
+    match idle::fd_table() {
+        FdTable::Shared => event(),
+        FdTable::Own => EVENTS.with_borrow_mut(|events| events.push(Box::new(event))),
+    }
 }
 
 /// Starts `call` on a thread that does nothing else until `call` returns.
@@ -66,7 +86,8 @@ pub(crate) fn start<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
-    start_with(FdTable::Shared, stage, call)
+    let span = tracing::Span::current();
+    start_with(FdTable::Shared, stage, move || span.in_scope(call))
 }
 
 fn start_with<T: Send + 'static>(
@@ -75,11 +96,10 @@ fn start_with<T: Send + 'static>(
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Pending<T>> {
     let (done, result) = mpsc::sync_channel(1);
-    let span = tracing::Span::current();
     let call = move || {
-        let _entered = span.entered();
+        let result = call();
         // No caller waits any more after a timeout.
-        let _ = done.send(call());
+        let _ = done.send((result, EVENTS.take()));
     };
     let name = format!("lunbd-{stage}");
     idle::run(name, fd_table, Box::new(call))
@@ -94,7 +114,8 @@ fn died(stage: Stage) -> Error {
 /// Like [`start`], for a call that the kernel may hold for minutes after the process was
 /// killed, such as a read of a device whose connection is dead. The process ends only
 /// when the call returns, and its locks would stay held until then. So the thread does
-/// not share the open files of the process, and `call` must open what it uses itself.
+/// not share the open files of the process, and `call` must open what it uses itself. It
+/// enters no span, and [`emit`]s its events.
 pub(crate) fn start_with_own_fd_table<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
@@ -122,47 +143,35 @@ pub(crate) fn run_with_own_fd_table<T: Send + 'static>(
     stage: Stage,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let pending = start_with_own_fd_table(stage, call)?;
-    pending.result.recv().unwrap_or_else(|_| Err(died(stage)))
+    start_with_own_fd_table(stage, call)?.wait_without_limit()
 }
 
-/// Makes the thread of a call that [`start`] began leave the open files of the process, except
-/// `file`, while `call` runs. It has the purpose of [`start_with_own_fd_table`], for a call that
-/// uses an open file. The process also has `file` open until then.
+/// Runs `call` like [`run_with_own_fd_table`], on a thread that also has `file`. The process has
+/// `file` open until the call has ended.
 ///
 /// If the process is killed meanwhile, its other files are closed and its locks released,
 /// while the kernel still holds the thread and `file`.
-pub(crate) fn run_with_own_fd_table_and<T>(file: Arc<File>, call: impl FnOnce(&File) -> T) -> T {
-    let (done, kept) = mpsc::channel::<Arc<File>>();
-    let (closed, is_closed) = mpsc::channel::<()>();
-    // The file is closed in the file table in which it was opened.
-    let keep = move || {
-        let file = kept.recv();
-        let _until_the_call_has_ended = kept.recv();
-        drop(file);
-        drop(closed);
-    };
-    let name = "lunbd-keeper".to_owned();
-    if idle::run(name, FdTable::Shared, Box::new(keep)).is_err() {
-        return call(&file);
-    }
-    let own = match lunbd_sys::files::unshare_fd_table_keeping(file.as_fd()) {
+pub(crate) fn run_with_own_fd_table_and<T: Send + 'static>(
+    stage: Stage,
+    file: Arc<File>,
+    call: impl FnOnce(&File) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let shared = Arc::clone(&file);
+    let call = move || match lunbd_sys::files::unshare_fd_table_keeping(shared.as_fd()) {
         Ok(own) => {
-            idle::set_fd_table(FdTable::OwnWithFile);
-            File::from(own)
+            idle::set_fd_table(FdTable::Own);
+            // This closes nothing: the caller has the file until the call has ended.
+            drop(shared);
+            call(&File::from(own))
         }
         Err(errno) => {
             tracing::debug!(%errno, "the thread shares the files of the process");
-            return call(&file);
+            call(&shared)
         }
     };
-    if let Err(mpsc::SendError(file)) = done.send(file) {
-        // In this thread's file table this number is that of `own`.
-        std::mem::forget(file);
-    }
-    let result = call(&own);
-    drop((own, done));
-    let _ended = is_closed.recv();
+    // The call must begin on a thread that has `file`.
+    let result = start_with(FdTable::Shared, stage, call)?.wait_without_limit();
+    drop(file);
     result
 }
 
@@ -173,13 +182,24 @@ impl<T> Pending<T> {
         let stage = self.stage;
         loop {
             match self.result.recv_timeout(deadline.max_sleep()) {
-                Ok(result) => return Some(result.map_err(|error| error.at(stage))),
+                Ok(ended) => return Some(result_of(ended).map_err(|error| error.at(stage))),
                 Err(RecvTimeoutError::Timeout) if !deadline.has_passed() => {}
                 Err(RecvTimeoutError::Timeout) => return None,
                 Err(RecvTimeoutError::Disconnected) => return Some(Err(died(stage))),
             }
         }
     }
+
+    /// The result of the call. **Blocks** until the kernel returns.
+    pub(crate) fn wait_without_limit(&self) -> Result<T> {
+        let ended = self.result.recv();
+        ended.map_or_else(|_| Err(died(self.stage)), result_of)
+    }
+}
+
+fn result_of<T>((result, events): (Result<T>, Vec<Event>)) -> Result<T> {
+    events.into_iter().for_each(emit);
+    result
 }
 
 #[cfg(test)]
@@ -242,19 +262,14 @@ mod tests {
     fn a_file_that_a_thread_apart_has_is_closed_when_its_call_has_ended() {
         let pipe = io::pipe().unwrap();
         let file = Arc::new(File::from(std::os::fd::OwnedFd::from(pipe.1)));
-        let pending = start(Stage::Flush, {
-            let file = Arc::clone(&file);
-            move || {
-                let link = run_with_own_fd_table_and(file, |file| {
-                    let number = std::os::fd::AsRawFd::as_raw_fd(file);
-                    let own = std::fs::read_dir("/proc/thread-self/fd").unwrap().count();
-                    (own, std::fs::read_link(format!("/proc/self/fd/{number}")))
-                });
-                Ok((link.0, link.1.is_ok()))
-            }
-        });
-        let soon = Deadline::after(Duration::from_secs(20));
-        let (own, the_process_has_it) = pending.unwrap().wait(soon).unwrap().unwrap();
+        let call = |file: &File| {
+            let number = std::os::fd::AsRawFd::as_raw_fd(file);
+            let own = std::fs::read_dir("/proc/thread-self/fd").unwrap().count();
+            let link = std::fs::read_link(format!("/proc/self/fd/{number}"));
+            Ok((own, link.is_ok()))
+        };
+        let (own, the_process_has_it) =
+            run_with_own_fd_table_and(Stage::Flush, Arc::clone(&file), call).unwrap();
         // The three standard streams, this file, and the directory that is read.
         assert!(own <= 5, "{own}");
         assert!(the_process_has_it);
@@ -262,6 +277,28 @@ mod tests {
         let mut end = [PollFd::new(pipe.0.as_fd(), PollFlags::POLLIN)];
         let ready = poll(&mut end, PollTimeout::from(20_000_u16)).unwrap();
         assert_eq!(ready, 1, "somebody has it still");
+    }
+
+    #[test]
+    fn the_events_of_a_thread_with_its_own_files_are_emitted_by_the_thread_that_takes_the_result() {
+        assert_eq!(events_elsewhere::seen(), [""; 0]);
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        for _ in 0..20 {
+            let _span = tracing::info_span!("call").entered();
+            let (told, tables) = mpsc::channel();
+            let call = move || {
+                emit(move || {
+                    tracing::info!("an event of the call");
+                    told.send(idle::fd_table()).unwrap();
+                });
+                Ok(())
+            };
+            run_with_own_fd_table(Stage::Flush, call.clone()).unwrap();
+            let with_file = run_with_own_fd_table_and(Stage::Flush, Arc::clone(&file), |_| call());
+            with_file.unwrap();
+            assert_eq!(tables.iter().collect::<Vec<_>>(), [FdTable::Shared; 2]);
+        }
+        assert_eq!(events_elsewhere::seen(), [""; 0]);
     }
 
     #[test]

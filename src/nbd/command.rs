@@ -186,8 +186,9 @@ fn exchange(
     };
     let what = format!("the kernel's NBD driver to {stage}");
     let seen = || refusal::read_facts(roots, attempt.index).to_string();
-    let answers = genl::call(request, stage, &what, deadline, seen)
-        .map_err(|error| refusal::explain(roots, stage, attempt, before.as_ref(), error))?;
+    let answers = genl::call(request, stage, &what, deadline, seen).map_err(|error| {
+        refusal::explain(roots, stage, attempt, before.as_ref(), error, deadline)
+    })?;
     answers
         .iter()
         .map(|answer| Message::decode(answer.command, &answer.attributes))

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::blockdev::BlockDevice;
@@ -260,20 +261,32 @@ impl NbdDevice {
 
     /// Like [`facts`](Self::facts). If the device is not configured, it also
     /// finds the openers, which costs a walk through all of `/proc`.
-    pub fn facts_and_openers(&self, roots: &Roots) -> Result<Facts> {
+    ///
+    /// # Errors
+    /// Those of [`facts`](Self::facts); `TimedOut` and `Cancelled` at stage `claim` if the walk
+    /// does not end by `deadline`, or within 10 s.
+    pub fn facts_and_openers(&self, roots: &Roots, deadline: Deadline) -> Result<Facts> {
         let mut facts = self.facts()?;
         if facts.pid.is_none() {
             let disk = NumberedDevice::Block(self.disk.devno());
-            facts.openers = process::read_openers(roots, &[disk])?.found;
+            facts.openers = process::read_openers(roots, &[disk], deadline)?.found;
         }
         Ok(facts)
     }
 
     /// The state of the device of this index, including what the caller knows.
-    pub fn state(roots: &Roots, index: NbdIndex, hints: &Hints) -> Result<State> {
+    ///
+    /// # Errors
+    /// Those of [`facts_and_openers`](Self::facts_and_openers).
+    pub fn state(
+        roots: &Roots,
+        index: NbdIndex,
+        hints: &Hints,
+        deadline: Deadline,
+    ) -> Result<State> {
         let device = Self::find(roots, index)?;
         let facts = device
-            .map(|device| device.facts_and_openers(roots))
+            .map(|device| device.facts_and_openers(roots, deadline))
             .transpose();
         match facts {
             Err(error) if error.kind() == ErrorKind::Vanished => Ok(State::Absent),
@@ -368,7 +381,8 @@ mod tests {
         assert_eq!(device.facts_if_present().unwrap(), Some(Facts::default()));
         std::fs::remove_file(dir.join("size")).unwrap();
         assert_eq!(device.facts_if_present().unwrap(), None);
-        let state = |roots| NbdDevice::state(roots, index, &Hints::default()).unwrap();
-        assert_eq!(state(&roots), State::Absent);
+        let soon = Deadline::after(std::time::Duration::from_secs(60));
+        let state = NbdDevice::state(&roots, index, &Hints::default(), soon);
+        assert_eq!(state.unwrap(), State::Absent);
     }
 }

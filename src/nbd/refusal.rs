@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::unistd::{SysconfVar, sysconf};
 
 use super::device::{Facts, NbdDevice, list};
+use crate::deadline::Deadline;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::{Roots, sysfs};
@@ -115,8 +116,14 @@ pub(super) fn read_facts(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapsh
 }
 
 /// Reads what sysfs shows, and which processes have the device open, if that can be read.
-pub(super) fn read_facts_and_openers(roots: &Roots, index: Option<NbdIndex>) -> DeviceSnapshot {
-    match snapshot(roots, index, |device| device.facts_and_openers(roots)) {
+pub(super) fn read_facts_and_openers(
+    roots: &Roots,
+    index: Option<NbdIndex>,
+    deadline: Deadline,
+) -> DeviceSnapshot {
+    match snapshot(roots, index, |device| {
+        device.facts_and_openers(roots, deadline)
+    }) {
         DeviceSnapshot::Unreadable(_) => read_facts(roots, index),
         read => read,
     }
@@ -166,11 +173,12 @@ pub(super) fn explain(
     attempt: &RefusedCommand,
     before: Option<&DeviceSnapshot>,
     error: Error,
+    deadline: Deadline,
 ) -> Error {
     let Some(errno) = error.errno().map(Errno::from_raw) else {
         return error;
     };
-    let after = read_facts_and_openers(roots, attempt.index);
+    let after = read_facts_and_openers(roots, attempt.index, deadline);
     let refusal = match errno {
         Errno::EBUSY => Some(explain_busy(attempt, before, &after)),
         Errno::EINVAL => Some(explain_invalid(roots, stage, attempt, before, &after)),

@@ -24,10 +24,10 @@ pub(crate) fn wait_until_closed(
         // Pause first: /proc may not show the process that has it open.
         let turn = deadline.at_most(pauses.pause());
         while watch.next(turn).is_some() {}
-        match NbdDevice::state(roots, index, &Hints::default()) {
+        match NbdDevice::state(roots, index, &Hints::default(), deadline) {
             Ok(State::OpenedByOther | State::Draining) => {}
             // The look at the processes has not ended.
-            Err(error) if error.kind() == ErrorKind::TimedOut => {}
+            Err(error) if error.kind().is_timeout_or_cancel() => {}
             state => return state.map(drop),
         }
         if deadline.has_passed() {
@@ -108,7 +108,8 @@ mod tests {
         fs::create_dir_all(&descriptors).unwrap();
         symlink("/dev/null", descriptors.join("hangs")).unwrap();
         let index = NbdIndex::new(3).unwrap();
-        let seen = refusal::read_facts_and_openers(&roots, Some(index));
+        let begun = Deadline::after(Duration::from_secs(1));
+        let seen = refusal::read_facts_and_openers(&roots, Some(index), begun);
         assert_eq!(seen, DeviceSnapshot::There(index, Facts::default()));
         let hub = Hub::start(&roots, &HubOptions::default().fed(Mode::Udev)).unwrap();
         let mut watch = hub.watch("nbd3");
@@ -117,5 +118,9 @@ mod tests {
         let error = wait_until_closed(&roots, index, &mut watch, soon, refused).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
         assert_eq!(error.stage(), Some(Stage::Connect), "{error}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "a look has a limit of its own"
+        );
     }
 }

@@ -98,8 +98,8 @@ impl PathReceipt {
 #[non_exhaustive]
 pub enum Flush {
     /// All pages were written, and `fsync` succeeded, under an exclusive claim. `BLKFLSBUF`
-    /// succeeded too, unless it found the last used path of a map dead, which only kernels
-    /// before 5.11 report.
+    /// succeeded too, unless it found a path of a map dead or the map suspended, which only
+    /// kernels before 5.11 report.
     Done,
     /// The device no longer served opens, and no process had it open. The kernel has written
     /// its pages, or lost them: only what went through a flushed map is safe. A process that
@@ -118,7 +118,8 @@ pub enum Flush {
     PagesWritten(String),
     /// The flush succeeded, and does not prove that earlier writes are stored. The process of an
     /// earlier flush of the NBD device ended before it saw the result, and a server may report a
-    /// failure once (`nbdkit file` passes on what `fdatasync` says). The text says this.
+    /// failure once (`nbdkit file` passes on what `fdatasync` says). Or the multipath map has no
+    /// path: before Linux 6.11 its flush then succeeds and reaches no unit. The text says this.
     Unproven(String),
     /// Another unit answers at the address now, so nothing may be written there; no
     /// process had the disk open. The text names that unit.
@@ -177,8 +178,15 @@ impl Receipt {
             doubts.push(NO_NAME_NOTE.to_owned());
         }
         if let Some(map) = &self.map {
-            if map.flush != Some(Flush::Done) {
-                doubts.push(format!("the map {} was not flushed", map.name));
+            match &map.flush {
+                Some(Flush::Done) => {}
+                Some(Flush::Unproven(why)) => {
+                    doubts.push(format!(
+                        "the flush of the map {} proves nothing: {why}",
+                        map.name
+                    ));
+                }
+                _ => doubts.push(format!("the map {} was not flushed", map.name)),
             }
             if !map.gone {
                 doubts.push(format!("the map {} is still there", map.name));

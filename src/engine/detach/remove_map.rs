@@ -136,11 +136,13 @@ fn write_map_back(
         return Err(failed_flush::lost_data_error(map.disk(), &earlier));
     }
     let (file, disk, roots) = (file.clone(), map.disk().clone(), engine.roots().clone());
-    let flush = move || write_back::flush(&roots, file, &disk, mark);
+    let flush = move || write_back::flush(roots, file, disk, mark, Box::new(|| {}));
     let flush = worker::start(Stage::Flush, flush)?;
     loop {
         if let Some(flushed) = flush.wait(deadline.at_most(MAP_CHECK_INTERVAL)) {
-            return flushed.map_err(|error| explain_flush(error, map, receipt));
+            return flushed
+                .and_then(|flush| doubt_without_path(map, flush))
+                .map_err(|error| explain_flush(error, map, receipt));
         }
         if deadline.has_passed() {
             let what = format!("the map {} to write back", map.name());
@@ -149,6 +151,16 @@ fn write_map_back(
         }
         path_wait.tell_to_fail_if_abandoned(watch, receipt)?;
     }
+}
+
+/// Before Linux 6.11 a map has no cache while it has no path, so its flush succeeds and reaches no
+/// unit (`drivers/md/dm-table.c`, `dm_table_set_restrictions`).
+fn doubt_without_path(map: &Map, flush: Flush) -> Result<Flush> {
+    Ok(if flush == Flush::Done && map.paths()?.is_empty() {
+        Flush::Unproven("the map has no path, so its flush may have reached no unit".to_owned())
+    } else {
+        flush
+    })
 }
 
 /// Removes a map whose last path is gone. multipathd leaves such a map where udev

@@ -18,7 +18,7 @@ use crate::engine::nbd::reads::NbdReads;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::NbdIndex;
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{Roots, process, sysfs};
+use crate::kernel::{Roots, process, sysfs, worker};
 use crate::nbd::NbdDevice;
 
 /// The longest time that a reply stays in a socket from which the kernel receives.
@@ -193,7 +193,7 @@ fn on_one_processor_of<T>(processors: &[usize], call: impl FnOnce() -> T) -> Opt
     sched_setaffinity(this_thread, &wanted).ok()?;
     let result = call();
     if let Err(errno) = sched_setaffinity(this_thread, &allowed) {
-        tracing::debug!(%errno, "a thread stays bound to its processor");
+        worker::emit(move || tracing::debug!(%errno, "a thread stays bound to its processor"));
     }
     Some(result)
 }

@@ -18,7 +18,7 @@ use crate::engine::usage::failed_flush::unit_behind_disk::UnitBehindDisk;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::{Roots, sysfs};
+use crate::kernel::{Roots, sysfs, worker};
 use crate::scsi::Identity;
 
 /// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
@@ -105,7 +105,10 @@ impl FailedFlush {
     pub(in crate::engine) fn set(&self, error: &Error) {
         let why = error.to_string().replace('\n', " ");
         if let Err(failure) = self.write(&why) {
-            tracing::error!(why, %failure, path = %self.path.display(), "cannot record the outcome of a flush");
+            let path = self.path.clone();
+            worker::emit(move || {
+                tracing::error!(why, %failure, path = %path.display(), "cannot record the outcome of a flush");
+            });
         }
     }
 

@@ -14,8 +14,9 @@ use crate::engine::usage::failed_flush::{self, FailedFlush, FlushUnderWay};
 use crate::engine::usage::refused_flush::PathBeforeFlush;
 use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::Roots;
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
-use crate::kernel::{Roots, worker};
+use crate::kernel::worker::{self, NoteThread};
 use crate::uevent::Watch;
 
 /// A disk that is claimed and flushed.
@@ -87,7 +88,7 @@ pub(in crate::engine) fn write_back(
         &format!("{} to write back", disk.name()),
         limit,
         || disk.describe(),
-        move |_| flush(&roots, file, &own, mark),
+        move |note_thread| flush(roots, file, own, mark, note_thread),
     );
     match (flushed, earlier) {
         (Ok(_), Some(earlier)) => Ok(Flush::Abandoned(earlier)),
@@ -148,7 +149,12 @@ pub(in crate::engine) fn write_back_below_map(
         &format!("{} to write back", disk.name()),
         deadline,
         || disk.describe(),
-        move |_| worker::run_with_own_fd_table_and(file, |file| Ok(written(file))),
+        move |note_thread| {
+            worker::run_with_own_fd_table_and(Stage::Flush, file, move |file| {
+                note_thread();
+                Ok(written(file))
+            })
+        },
     );
     match flushed {
         Ok(Ok(Ok(()))) => Ok(Flush::Done),
@@ -194,20 +200,22 @@ pub(in crate::engine) fn write_pages_of(
 /// The kernel may hold the thread for as long as a link is dead. So the thread has none of
 /// the process's other files, and a killed process releases the locks on those. The file is closed
 /// after the record: a detach waits for the last close of an NBD device, and then clears the
-/// record.
+/// record. That thread runs `note_thread` first.
 pub(in crate::engine) fn flush(
-    roots: &Roots,
+    roots: Roots,
     file: Arc<File>,
-    disk: &BlockDevice,
+    disk: BlockDevice,
     mark: FailedFlush,
+    note_thread: NoteThread,
 ) -> Result<Flush> {
     // A process that may not drop the pages has lost nothing.
     let has_failed = |error: &Error| error.kind() != ErrorKind::NotPermitted;
-    worker::run_with_own_fd_table_and(file, |file| {
+    worker::run_with_own_fd_table_and(Stage::Flush, file, move |file| {
+        note_thread();
         let flush = mark.begin()?;
         let unseen = flush.unseen();
         let flushed = flush.run(has_failed, |flush| {
-            flush_pages_and_cache(roots, disk, file, flush)
+            flush_pages_and_cache(&roots, &disk, file, flush)
         })?;
         Ok(match unseen {
             Some(why) if flushed == Flush::Done => Flush::Unproven(why.to_owned()),
@@ -221,6 +229,7 @@ fn is_failed_write(error: &Error) -> bool {
     error.kind() == ErrorKind::Io
 }
 
+/// Whether the map refused `BLKFLSBUF` before it wrote a page.
 fn is_refused_by_map(disk: &BlockDevice, error: &Error) -> bool {
     let is_suspended = error.errno() == Some(Errno::EAGAIN as i32);
     disk.name().starts_with("dm-") && (is_suspended || error.kind() == ErrorKind::Vanished)
@@ -236,14 +245,15 @@ fn flush_pages_and_cache(
 ) -> Result<Flush> {
     let unwritten = disk.to_write_back(roots, file)?;
     match unwritten.drop_pages() {
-        // Before Linux 5.11 a map passes this call on to the path that it used last, which may
-        // be dead (`block/ioctl.c`, `blkdev_flushbuf`). The map refuses the call while multipathd
-        // changes the paths (`drivers/md/dm.c`, `dm_prepare_ioctl`). The next calls take another
-        // path, or wait until the change is done. They also take the kernel's report of a failed
+        // Before Linux 5.11 a map passes this call on to one path, which may be dead
+        // (`block/ioctl.c`, `blkdev_flushbuf`). There the map also refuses the call while it is
+        // suspended, as when multipathd changes the paths (`drivers/md/dm.c`, `dm_prepare_ioctl`).
+        // The next calls take another path, or wait. They also take the kernel's report of a failed
         // write, so the mark of a process that dies in them must not depend on the commands that
         // failed: a dead path rejects them uncounted.
         Err(error) if is_refused_by_map(disk, &error) => {
-            tracing::debug!(%error, disk = disk.name(), "the pages are not dropped");
+            let disk = disk.name().to_owned();
+            worker::emit(move || tracing::debug!(%error, disk, "the pages are not dropped"));
             flush.mark_as_uncounted()?;
         }
         dropped => {

@@ -53,7 +53,7 @@ impl UnwrittenDisk<'_> {
     ///
     /// # Errors
     /// `NotPermitted` without `CAP_SYS_ADMIN`. Before Linux 5.11 also those of the device's
-    /// driver: `Vanished` if the last used path of a map is dead, and `Io` with `EAGAIN` while a
+    /// driver: `Vanished` if a path of a map is dead, and `Io` with `EAGAIN` while a
     /// map is suspended.
     pub(crate) fn drop_pages(&self) -> Result<()> {
         crash_point!(FlushToBegin);

@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Sender};
 
 use super::BlockDevice;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::worker::{self, NoteThread};
+use crate::kernel::worker::{self, NoteThread, Pending};
 use crate::kernel::{OpenMode, Roots};
 
 /// The files. A thread with a file table of its own has them and closes them, because the last
@@ -16,7 +16,7 @@ use crate::kernel::{OpenMode, Roots};
 pub(crate) struct OpenDisk {
     /// Tells the thread to write; when it is dropped, the thread closes the files.
     order: Sender<NoteThread>,
-    written: Receiver<Result<()>>,
+    written: Pending<()>,
 }
 
 impl OpenDisk {
@@ -29,9 +29,8 @@ impl OpenDisk {
     pub(crate) fn open(roots: &Roots, disk: &BlockDevice, note_thread: NoteThread) -> Result<Self> {
         let (opened, is_open) = mpsc::channel();
         let (order, orders) = mpsc::channel::<NoteThread>();
-        let (done, written) = mpsc::channel();
         let (roots, disk) = (roots.clone(), disk.clone());
-        worker::start_with_own_fd_table(Stage::Claim, move || {
+        let written = worker::start_with_own_fd_table(Stage::Claim, move || {
             note_thread();
             match open_all(&roots, &disk) {
                 Err(error) => drop(opened.send(Err(error))),
@@ -40,9 +39,8 @@ impl OpenDisk {
                         && let Ok(note_thread) = orders.recv()
                     {
                         note_thread();
-                        let result = write_pages(&roots, &files);
-                        drop(files);
-                        let _nobody_waits = done.send(result);
+                        // The files are closed before the result is taken.
+                        return write_pages(&roots, &files);
                     }
                 }
             }
@@ -60,7 +58,7 @@ impl OpenDisk {
     /// `Io` if a write failed, also an earlier one since the open. The pages are lost.
     pub(crate) fn write_back(self, note_thread: NoteThread) -> Result<()> {
         self.order.send(note_thread).map_err(|_| died())?;
-        self.written.recv().map_err(|_| died())?
+        self.written.wait_without_limit()
     }
 }
 
@@ -87,7 +85,8 @@ fn write_pages(roots: &Roots, files: &[(BlockDevice, File)]) -> Result<()> {
     let mut first = Ok(());
     for (device, file) in files {
         if let Err(error) = roots.devices.drop_pages(file) {
-            tracing::debug!(%error, disk = device.name(), "the pages are not dropped");
+            let disk = device.name().to_owned();
+            worker::emit(move || tracing::debug!(%error, disk, "the pages are not dropped"));
         }
         let written = match roots.devices.write_pages(file) {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => roots.devices.sync(file),

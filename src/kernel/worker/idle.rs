@@ -22,8 +22,6 @@ pub(super) enum FdTable {
     Shared,
     /// Its own, initially none.
     Own,
-    /// Its own, with one file that it was given. Such a thread takes no other call.
-    OwnWithFile,
 }
 
 /// How long a thread waits for another call. No pause within an attach is longer.
@@ -126,12 +124,11 @@ fn run_all(first: Call) {
     }
 }
 
-/// Adds the calling thread to those that wait. `None` if enough wait, or if no other
-/// call can use its files.
+/// Adds the calling thread to those that wait. `None` if enough wait.
 fn wait() -> Option<(u64, Receiver<Call>)> {
     let files = fd_table();
     let mut waiting = WAITING.lock();
-    if files == FdTable::OwnWithFile || waiting.threads.len() >= MAX_IDLE {
+    if waiting.threads.len() >= MAX_IDLE {
         return None;
     }
     // The channel holds one call, so the thread that sends it never waits.
@@ -191,20 +188,15 @@ mod tests {
 
     #[test]
     fn a_call_never_runs_on_a_thread_that_has_other_files_than_it_needs() {
-        for left in [FdTable::Own, FdTable::OwnWithFile] {
-            for _ in 0..5 {
-                // Leave the files in fact, because calls of other tests may take the
-                // thread.
-                on_a_thread(left, move || {
-                    lunbd_sys::files::unshare_fd_table().unwrap();
-                    set_fd_table(left);
-                });
-                let found = on_a_thread(FdTable::Shared, fd_table);
-                assert_eq!(found, FdTable::Shared);
-            }
+        for _ in 0..5 {
+            // Leave the files in fact, because calls of other tests may take the thread.
+            on_a_thread(FdTable::Own, || {
+                lunbd_sys::files::unshare_fd_table().unwrap();
+                set_fd_table(FdTable::Own);
+            });
+            let found = on_a_thread(FdTable::Shared, fd_table);
+            assert_eq!(found, FdTable::Shared);
         }
-        let found = on_a_thread(FdTable::OwnWithFile, fd_table);
-        assert_eq!(found, FdTable::Shared, "a new thread");
         let found = on_a_thread(FdTable::Own, fd_table);
         assert!(matches!(found, FdTable::Own | FdTable::Shared));
     }

@@ -168,7 +168,7 @@ impl Drop for Device {
 /// If it cannot be read.
 #[must_use]
 pub fn state(index: NbdIndex) -> State {
-    NbdDevice::state(&roots(), index, &Hints::default()).expect("the kernel's answer")
+    NbdDevice::state(&roots(), index, &Hints::default(), soon()).expect("the kernel's answer")
 }
 
 /// Waits until the device has this state.

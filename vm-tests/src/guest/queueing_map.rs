@@ -58,6 +58,14 @@ impl QueueingMap {
         }
     }
 
+    /// Takes its paths out of it, as multipathd does with those that are gone. It queues no more.
+    pub fn lose_paths(&self) {
+        let sectors = attribute(&self.node(), "size");
+        let table = format!("0 {sectors} multipath 0 0 0 0");
+        super::run(&["dmsetup", "reload", NAME, "--table", &table]);
+        super::run(&["dmsetup", "resume", "--noudevsync", NAME]);
+    }
+
     /// Keeps a failed test from waiting for ever in the last close of the map. The result is
     /// dropped before a file that was opened earlier.
     pub fn fails_when_dropped(&self) -> FailsWhenDropped {

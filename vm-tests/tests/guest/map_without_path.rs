@@ -234,3 +234,37 @@ fn a_map_with_a_file_system_that_no_list_of_mounts_has_is_not_told_to_fail() {
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
     drop((map, target));
 }
+
+#[test]
+fn a_detach_of_a_map_that_lost_its_paths_does_not_say_that_the_units_cache_is_flushed() {
+    let engine = engine();
+    let (target, disks) = attached_paths(&engine);
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    // The close writes the pages back, and flushes no cache.
+    drop(write_to(&map.node()));
+    assert_eq!(stored(&disks[1], WITHIN, LENGTH), vec![0x5a; LENGTH]);
+    map.lose_paths();
+    for device in target.target.devices() {
+        fs::write(format!("/sys/bus/scsi/devices/{device}/delete"), "1").unwrap();
+    }
+    drop(held);
+    let request = || DetachRequest::new(DetachTarget::Device(map.node()));
+    match engine.detach(request(), soon()) {
+        Ok(detachment) => {
+            assert!(!detachment.safe_to_unmap, "{detachment:?}");
+            let map = detachment.receipt.unwrap().map.unwrap();
+            assert!(matches!(map.flush, Some(Flush::Unproven(_))), "{map:?}");
+            assert!(map.gone, "{map:?}");
+        }
+        // The kernel remembers from Linux 6.11 on that the unit has a cache.
+        Err(failure) => {
+            assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
+            let seen = failure.to_string();
+            assert!(seen.contains("could not be written back"), "{seen}");
+            let abandoned = engine.detach(request().abandon_unwritten(), soon());
+            assert!(!abandoned.unwrap().safe_to_unmap);
+        }
+    }
+    drop((map, target));
+}

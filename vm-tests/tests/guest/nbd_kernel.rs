@@ -39,7 +39,7 @@ fn a_connect_says_which_index_it_took_and_sysfs_shows_what_was_asked_for() {
         backend: Some("volume b".parse().unwrap()),
         ..Hints::default()
     };
-    let as_another = NbdDevice::state(&roots(), device.0, &hints).unwrap();
+    let as_another = NbdDevice::state(&roots(), device.0, &hints, soon()).unwrap();
     assert_eq!(as_another, State::Foreign);
     let by_id = NbdDevice::of_backend(&roots(), &id).unwrap();
     assert_eq!(by_id.len(), usize::from(has_backend_ids()));

@@ -163,7 +163,7 @@ fn a_disconnect_while_the_device_is_open_leaves_its_pid_until_the_last_close() {
         disconnected: true,
         ..Hints::default()
     };
-    let seen = NbdDevice::state(&roots(), device.0, &hints).unwrap();
+    let seen = NbdDevice::state(&roots(), device.0, &hints, soon()).unwrap();
     assert_eq!(seen, State::Draining);
     drop(opener);
     wait_for(device.0, State::Free);

@@ -16,6 +16,7 @@ use nix::unistd::mkfifo;
 use super::*;
 use crate::id::DevNo;
 use crate::kernel::devices::{Completion, NumberedDevice};
+use crate::kernel::worker::events_elsewhere;
 use crate::kernel::{DeviceAccess, Devices, OpenMode};
 
 /// A kernel whose calls for an open disk end with these errors, or succeed.
@@ -141,10 +142,13 @@ impl ClaimedDisk {
 
     /// Writes the disk back in another process, to which the kernel answers so.
     fn flush(&self, write_back: WriteBack, kernel: Failing, policy: FlushPolicy) -> Result<Flush> {
+        let _events_are_watched = events_elsewhere::seen();
         let (roots, disk) = self.on(kernel);
         let engine = Engine::start(roots).unwrap();
         let soon = Deadline::after(Duration::from_secs(60));
-        write_back(&engine, &self.claim, &disk, policy, soon)
+        let flushed = write_back(&engine, &self.claim, &disk, policy, soon);
+        assert_eq!(events_elsewhere::seen(), [""; 0]);
+        flushed
     }
 
     #[track_caller]
@@ -186,6 +190,27 @@ fn a_map_with_a_dead_path_or_whose_paths_are_changed_is_flushed_also_before_linu
         map.flushes(write_back);
         let disk = ClaimedDisk::named("sda");
         let flush = disk.flush(write_back, refusing, FlushPolicy::Require);
+        assert_eq!(flush.unwrap_err().kind(), kind);
+        // The calls after a refusal report a failed write.
+        let failing = Failing {
+            sync: Some(Errno::EIO),
+            ..refusing
+        };
+        let map = ClaimedDisk::named("dm-0");
+        let flush = map.flush(write_back, failing, FlushPolicy::Require);
+        assert!(flush.unwrap_err().to_string().contains("cannot flush"));
+        map.has_lost_data();
+    }
+    for (errno, kind) in [
+        (Errno::EIO, ErrorKind::Io),
+        (Errno::EACCES, ErrorKind::NotPermitted),
+    ] {
+        let refusing = Failing {
+            drop_pages: Some(errno),
+            ..SOUND
+        };
+        let map = ClaimedDisk::named("dm-0");
+        let flush = map.flush(write_back, refusing, FlushPolicy::Require);
         assert_eq!(flush.unwrap_err().kind(), kind);
     }
 }
@@ -349,9 +374,7 @@ fn a_failed_flush_is_recorded_before_its_file_is_closed() {
             poll(&mut closed, PollTimeout::NONE).unwrap();
             fs::read_to_string(marked).unwrap()
         });
-        // The thread of a flush leaves the open files of its process.
-        let flushing = thread::spawn(move || flush(&roots, file, &disk, mark));
-        flushing.join().unwrap().unwrap_err();
+        flush(roots, file, disk, mark, Box::new(|| {})).unwrap_err();
         let marked = at_the_last_close.join().unwrap();
         assert!(marked.contains("cannot flush"), "{marked}");
     }
