@@ -8,12 +8,12 @@
 )]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lunbd::engine::journal::Record;
 use nix::sys::stat::Mode;
@@ -89,6 +89,25 @@ impl Watch {
 
     fn record(&self, volume: &str) -> PathBuf {
         self.directory.path().join(format!("journal/{volume}.json"))
+    }
+
+    /// Puts a directory at the place of the record, so that the record cannot be written any
+    /// more. The command may write the record in between.
+    fn spoil_record(&self, volume: &str) {
+        let record = self.record(volume);
+        let start = Instant::now();
+        loop {
+            fs::remove_file(&record).unwrap();
+            match fs::create_dir(&record) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    assert!(start.elapsed() < LIMIT, "{error}");
+                }
+                created => {
+                    created.unwrap();
+                    return;
+                }
+            }
+        }
     }
 }
 
@@ -250,10 +269,9 @@ fn a_change_counts_the_volumes_that_it_detaches_and_not_those_of_earlier_changes
     let all = file_of(&["a", "b", "c", "d", "e"]);
     let watch = Watch::in_directory(directory, &all, &["--json"]);
     assert!(watch.next()["steps"].is_array());
-    // These records cannot be written any more, so these detaches fail.
+    // These detaches fail.
     for volume in ["d", "e"] {
-        fs::remove_file(watch.record(volume)).unwrap();
-        fs::create_dir(watch.record(volume)).unwrap();
+        watch.spoil_record(volume);
     }
     watch.replace(&file_of(&["a", "b", "c"]));
     assert_eq!(watch.next_of_the_file()["event"], "file_taken_in");

@@ -21,6 +21,9 @@ use lunbd::{Deadline, Error, ErrorKind};
 
 type Result<T> = lunbd::Result<T>;
 
+/// The time for the caller's own work on a busy machine.
+const TOLERANCE: Duration = Duration::from_secs(10);
+
 fn options() -> DiscoveryOptions {
     DiscoveryOptions::new("iqn.2026-01.example:me".parse().unwrap())
 }
@@ -431,12 +434,12 @@ fn a_target_that_dribbles_or_hangs_does_not_outlast_the_deadline() {
     ] {
         let target = Place::new().play(vec![script]);
         let began = Instant::now();
-        let limit = Duration::from_millis(1500);
+        let limit = Duration::from_secs(6);
         let error = discover(target.portal(), &options(), Deadline::after(limit)).unwrap_err();
         let took = began.elapsed();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         assert_eq!(error.stage(), Some(stage), "{error}");
-        assert!(took >= limit && took < limit * 8, "{took:?}");
+        assert!(took >= limit && took < limit + TOLERANCE, "{took:?}");
         assert!(error.last_seen().unwrap().contains(" bytes"), "{error}");
         target.finish();
     }

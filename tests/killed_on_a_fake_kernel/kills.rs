@@ -7,7 +7,7 @@ use std::fs;
 use lunbd::CrashPoint;
 use lunbd::engine::{Action, Condition, DetachVolume, Recovered};
 
-use crate::rig::{Rig, soon, volume};
+use crate::rig::{Rig, open_journal, soon, volume};
 
 /// What a recovery found and did.
 pub(crate) fn outcome(recovered: &Recovered) -> (Condition, &'static str) {
@@ -59,7 +59,7 @@ impl Rig {
             }
         }
         let engine = self.engine();
-        let journal = engine.open_journal_at(&self.journal(), soon()).unwrap();
+        let journal = open_journal(&engine, &self.journal());
         let resized = engine.resize_volume(&journal, &volume(), None, soon());
         assert_eq!(resized.unwrap().size, bytes, "{when}");
         ended.steps

@@ -38,7 +38,7 @@ fn does_what_its_environment_asks_for() {
         return;
     };
     let engine = access::engine(&root);
-    let journal = engine.open_journal_at(&journal_of(&root), soon()).unwrap();
+    let journal = open_journal(&engine, &journal_of(&root));
     match &*env::var(OPERATION).unwrap() {
         "open" => {}
         "attach" => drop(
@@ -151,7 +151,7 @@ fn an_opening_of_a_journal_that_is_killed_at_any_step_is_made_good_by_the_next()
             plant(with_files);
             assert!(rig.run("open", Some(step)).killed, "{step}");
             let engine = rig.engine();
-            let journal = engine.open_journal_at(&directory, soon()).unwrap();
+            let journal = open_journal(&engine, &directory);
             assert_eq!(journal.records(), [], "{step}");
             assert_eq!(journal.problems().len(), usize::from(with_files), "{step}");
             let entries = fs::read_dir(&directory).unwrap();
@@ -206,7 +206,7 @@ fn a_flush_that_failed_is_known_to_the_next_process_whenever_the_first_one_was_k
         if in_detach.is_some() {
             assert!(ended.killed, "{when}");
             let engine = rig.engine();
-            let journal = engine.open_journal_at(&rig.journal(), soon()).unwrap();
+            let journal = open_journal(&engine, &rig.journal());
             let recovery = engine.recover(&journal, soon()).unwrap();
             let [
                 Recovered {

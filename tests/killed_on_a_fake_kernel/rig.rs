@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lunbd::engine::journal::Record;
-use lunbd::engine::{DetachVolume, Recovered};
+use lunbd::engine::{DetachVolume, Journal, Recovered};
 use lunbd::id::VolumeId;
 use lunbd::{AttachRequest, Deadline, Engine, ErrorKind, Source};
 
@@ -35,6 +35,20 @@ pub(crate) fn request() -> AttachRequest {
 
 pub(crate) fn journal_of(root: &Path) -> PathBuf {
     root.join("journal")
+}
+
+/// Opens the journal. A child that another test starts holds a journal that was just closed for
+/// a moment: until its exec it has every file that is open here.
+pub(crate) fn open_journal(engine: &Engine, directory: &Path) -> Journal {
+    let limit = soon();
+    loop {
+        match engine.open_journal_at(directory, soon()) {
+            Err(error) if error.kind() == ErrorKind::InUse && !limit.has_passed() => {
+                std::thread::yield_now();
+            }
+            opened => return opened.unwrap(),
+        }
+    }
 }
 
 /// The result of a run of that process.
@@ -136,7 +150,7 @@ impl Rig {
     /// Recovers as the next process does. `None` if the journal knows no volume.
     pub(crate) fn recover(&self, when: &str) -> Option<Recovered> {
         let engine = self.engine();
-        let journal = engine.open_journal_at(&self.journal(), soon()).unwrap();
+        let journal = open_journal(&engine, &self.journal());
         let mut recovery = engine.recover(&journal, soon()).unwrap();
         assert!(recovery.is_whole(), "{when}: {recovery:#?}");
         assert!(recovery.problems.is_empty(), "{when}: {recovery:#?}");
@@ -147,7 +161,7 @@ impl Rig {
 
     pub(crate) fn attach(&self, when: &str) -> PathBuf {
         let engine = self.engine();
-        let journal = engine.open_journal_at(&self.journal(), soon()).unwrap();
+        let journal = open_journal(&engine, &self.journal());
         let attached = engine.attach_volume(&journal, &volume(), &request(), soon());
         attached
             .unwrap_or_else(|error| panic!("{when}: {error:#}"))
@@ -156,7 +170,7 @@ impl Rig {
 
     pub(crate) fn detach(&self, how: &DetachVolume, when: &str) {
         let engine = self.engine();
-        let journal = engine.open_journal_at(&self.journal(), soon()).unwrap();
+        let journal = open_journal(&engine, &self.journal());
         match engine.detach_volume(&journal, &volume(), how, soon()) {
             Ok(_) => {}
             Err(failure) if failure.kind() == ErrorKind::NotFound => {}

@@ -266,12 +266,49 @@ impl<'a> FaultSweep<'a> {
     /// Injects one fault; after a detach it also makes the next try. Returns the name of the
     /// injection.
     fn one(&self, operation: &str, injection: &Injection, tally: &mut Tally) -> String {
+        let when = format!("{operation} {} {}", injection.act, injection.fault);
+        let mut traced = self.disturbed(operation, injection, &when);
+        // On a busy machine the deadline may pass before the act that has to hang.
+        if !traced.injected && traced.said["kind"] == "timed_out" {
+            self.start_over(operation, &when);
+            let patient = Injection {
+                patience: 2 * injection.patience,
+                ..injection.clone()
+            };
+            traced = self.disturbed(operation, &patient, &when);
+        }
+        if traced.injected {
+            tally
+                .wrong
+                .extend(self.judge(operation, injection, &traced));
+            tally.met.push(when.clone());
+            tally.hung += usize::from(injection.fault == Fault::Hangs);
+            tally.succeeded += usize::from(traced.code == Some(0));
+        } else {
+            tally.missed.push(when.clone());
+        }
+        if operation == "attach" {
+            return when;
+        }
+        if traced.stage() == Some("flush") && traced.code != Some(6) {
+            // A second flush would prove nothing.
+            let again = self.ends("detach", &[]);
+            let said = String::from_utf8_lossy(&again.stderr);
+            assert!(said.contains("an earlier flush"), "{when}: {said}");
+            self.succeeds("detach", &["--abandon-unwritten"], &when);
+        } else if self.is_known() {
+            self.succeeds("detach", &[], &when);
+        }
+        when
+    }
+
+    /// Runs an operation with a fault. The journal must know what stands afterwards.
+    fn disturbed(&self, operation: &str, injection: &Injection, when: &str) -> Traced {
         let Injection {
             act,
             fault,
             patience,
         } = injection;
-        let when = format!("{operation} {act} {fault}");
         let traced = inject::run(&self.arguments(operation, *patience), Some((act, *fault)));
         let Traced { code, said, .. } = &traced;
         let stage = traced.stage();
@@ -282,16 +319,6 @@ impl<'a> FaultSweep<'a> {
         let waited = *fault != Fault::Hangs && said["kind"] == "timed_out";
         assert!(!waited, "{when}: it waited for what failed: {said}");
         let code = code.unwrap_or_else(|| panic!("{when}: it was killed"));
-        if traced.injected {
-            tally
-                .wrong
-                .extend(self.judge(operation, injection, &traced));
-            tally.met.push(when.clone());
-            tally.hung += usize::from(*fault == Fault::Hangs);
-            tally.succeeded += usize::from(code == 0);
-        } else {
-            tally.missed.push(when.clone());
-        }
         let (stands, known) = ((self.stands)(), self.is_known());
         match (operation, code) {
             ("attach", 0) => assert!(stands && known, "{when}: {stands} {known}"),
@@ -305,19 +332,20 @@ impl<'a> FaultSweep<'a> {
                 }
             }
         }
+        traced
+    }
+
+    /// Restores what was there before an operation that timed out.
+    fn start_over(&self, operation: &str, when: &str) {
         if operation == "attach" {
-            return when;
+            self.succeeds("attach", &[], when);
+            self.succeeds("detach", &[], when);
+        } else {
+            if self.is_known() {
+                self.succeeds("detach", &[], when);
+            }
+            self.succeeds("attach", &[], when);
         }
-        if stage == Some("flush") && code != 6 {
-            // A second flush would prove nothing.
-            let again = self.ends("detach", &[]);
-            let said = String::from_utf8_lossy(&again.stderr);
-            assert!(said.contains("an earlier flush"), "{when}: {said}");
-            self.succeeds("detach", &["--abandon-unwritten"], &when);
-        } else if self.is_known() {
-            self.succeeds("detach", &[], &when);
-        }
-        when
     }
 
     /// The difference between the command's end and the table.

@@ -15,6 +15,8 @@ const CONTROLLERS: &str = "/sys/bus/fcoe/devices";
 const LINKS: [&str; 2] = ["fcinit", "fctgt"];
 /// The protocol itself needs some seconds for a login between the ports.
 const LOGIN: Duration = Duration::from_secs(120);
+/// The time in which the kernel removes the controllers.
+const GONE: Duration = Duration::from_secs(120);
 
 /// One initiator port and one target port with a cable between them. Dropping it removes
 /// everything.
@@ -265,8 +267,12 @@ impl Drop for FcFabric {
         }
         // The kernel removes a controller later, in a worker, which warns if the link above it
         // in sysfs went first.
-        let limit = Instant::now() + Duration::from_secs(20);
-        while self.controllers.iter().any(|it| it.exists()) && Instant::now() < limit {
+        let limit = Instant::now() + GONE;
+        while self.controllers.iter().any(|it| it.exists()) {
+            if Instant::now() >= limit {
+                eprintln!("a controller stays, and so do the links {:?}", self.links);
+                return;
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
         let _gone_already = std::process::Command::new("ip")

@@ -174,7 +174,7 @@ fn a_mixed_file_is_applied_changed_applied_again_and_emptied_and_a_broken_one_ch
     guest::run(&["mkfs.ext4", "-q", "-F", node]);
     let mount = place.0.join("mnt").display().to_string();
     fs::create_dir(&mount).unwrap();
-    guest::run(&["mount", node, &mount]);
+    guest::run(&["mount", "-t", "ext4", node, &mount]);
     let shown = text(&guest::lunbd(&["status", "--journal", &place.journal()]));
     assert!(shown.contains(&mount) && shown.contains('%'), "{shown}");
     place.want(&[]);

@@ -179,7 +179,7 @@ impl Machine for Guest {
         let node = node.to_str().unwrap();
         guest::run(&["mkfs.ext4", "-q", "-F", node]);
         fs::create_dir_all(place).unwrap();
-        guest::run(&["mount", node, place]);
+        guest::run(&["mount", "-t", "ext4", node, place]);
         Box::new(Mounted(place))
     }
 

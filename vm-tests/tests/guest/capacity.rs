@@ -33,7 +33,7 @@ fn a_volume_says_its_bytes_and_when_mounted_what_statvfs_says() {
 
     guest::run(&["mkfs.ext4", "-q", "-F", node]);
     fs::create_dir_all(MOUNT).unwrap();
-    guest::run(&["mount", node, MOUNT]);
+    guest::run(&["mount", "-t", "ext4", node, MOUNT]);
     fs::write(format!("{MOUNT}/file"), vec![7; 3 << 20]).unwrap();
     guest::run(&["sync"]);
     let link = attached.links.first().unwrap_or(&attached.node);
@@ -82,7 +82,7 @@ fn a_volume_says_its_bytes_and_when_mounted_what_statvfs_says() {
     guest::udevd::settle();
     guest::run(&["mkfs.ext4", "-q", "-F", &partition]);
     fs::create_dir_all(MOUNT).unwrap();
-    guest::run(&["mount", &partition, MOUNT]);
+    guest::run(&["mount", "-t", "ext4", &partition, MOUNT]);
     for asked in [node, &partition] {
         let full = engine.capacity(Path::new(asked), soon()).unwrap();
         let usage = full.file_systems[0].usage.as_ref().unwrap();

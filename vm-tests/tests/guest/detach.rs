@@ -12,6 +12,7 @@ use lunbd::engine::{Flush, StageObserver};
 use lunbd::error::Stage;
 use lunbd::{DetachRequest, DetachTarget, ErrorKind};
 use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
+use vm_tests::guest::unwritten::LazyWriteback;
 use vm_tests::guest::{self, ScsiDebug};
 
 /// The content of the store, which all LUNs share, read past the page cache of each.
@@ -37,7 +38,9 @@ fn data_written_without_a_sync_is_on_the_device_before_the_delete() {
     let beside = attach(&engine, &target, 2).node;
     let node = attach(&engine, &target, 1).node;
     // The kernel writes back at the last close, so a reader keeps the disk open. The kernel
-    // also writes back for udevd, which reads the partition table of a written disk.
+    // also writes back for udevd, which reads the partition table of a written disk, and by a
+    // timer.
+    let _lazy = LazyWriteback::start();
     let reader = File::open(&node).unwrap();
     guest::udevd::settle();
     let udev = Mutex::new(Some(guest::udevd::stopped()));
@@ -68,7 +71,7 @@ struct Mounted(&'static str);
 impl Mounted {
     fn on(node: &Path, path: &'static str) -> Self {
         fs::create_dir_all(path).unwrap();
-        guest::run(&["mount", node.to_str().unwrap(), path]);
+        guest::run(&["mount", "-t", "ext4", node.to_str().unwrap(), path]);
         Self(path)
     }
 }
@@ -110,7 +113,7 @@ fn a_mount_in_another_mount_namespace_is_refused_and_its_process_is_named() {
     guest::run(&["mkfs.ext4", "-q", "-F", node.to_str().unwrap()]);
     fs::create_dir_all("/tmp/apart").unwrap();
     let script = format!(
-        "mount {} /tmp/apart && echo mounted && read line",
+        "mount -t ext4 {} /tmp/apart && echo mounted && read line",
         node.display()
     );
     let mut apart = Command::new("unshare")

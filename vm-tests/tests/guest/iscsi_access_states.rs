@@ -83,6 +83,7 @@ impl Array {
         let request = AttachRequest::new(sources.next().unwrap());
         let request = sources.fold(request, AttachRequest::path);
         let request = request.multipath(Multipath::Off).log_in(options);
+        let request = request.min_paths(targets.len());
         self.engine.attach(&request.observe(observer), deadline)
     }
 

@@ -21,6 +21,7 @@ use vm_tests::guest::iscsi_tcp::{self, attribute, nothing_is_left};
 use vm_tests::guest::iscsid::sessions;
 use vm_tests::guest::kills::KillSweep;
 use vm_tests::guest::lio::Store;
+use vm_tests::guest::unwritten::LazyWriteback;
 
 /// The limit of a step, also on a machine that is several times slower.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -110,9 +111,12 @@ impl Rig {
         let [session] = &sessions()[..] else {
             panic!("{when}: {:?}", sessions());
         };
+        // The kernel's timer would write the data before the session is lost.
+        let lazy = LazyWriteback::start();
         let written = self.data.write_anew(node);
         self.target.cut(0);
         session.wait_until_lost(PATIENCE);
+        drop(lazy);
         let written = thread::spawn(move || written.sync_all());
         let ended = sweep.run(&self.place, "recover-session", &[], step);
         let engine = engine();

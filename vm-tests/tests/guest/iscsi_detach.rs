@@ -363,6 +363,7 @@ fn dirty() -> u64 {
 /// the last close would write them back before, and so would udevd.
 fn nothing_of_the_cache_is_lost(multipath: Multipath) {
     const BYTES: u64 = 256 * MIB;
+    guest::time_limit(Duration::from_mins(20));
     let _lazy = LazyWriteback::start();
     let engine = engine();
     let store = Store::file("c1", BYTES);
@@ -395,7 +396,7 @@ fn nothing_of_the_cache_is_lost(multipath: Multipath) {
     };
     let request = DetachRequest::new(DetachTarget::Device(attachment.node)).observe(close);
     let detachment = engine
-        .detach(request, Deadline::after(Duration::from_secs(400)))
+        .detach(request, Deadline::after(Duration::from_secs(900)))
         .unwrap();
     assert!(detachment.safe_to_unmap, "{detachment:?}");
     let left = left.load(Ordering::Relaxed);

@@ -52,6 +52,7 @@ impl Array {
         let request = AttachRequest::new(sources.next().unwrap());
         let request = sources.fold(request, AttachRequest::path);
         let request = request.multipath(multipath).log_in(options);
+        let request = request.min_paths(targets.len());
         self.engine.attach(&request, soon())
     }
 }

@@ -209,7 +209,7 @@ fn a_unit_whose_product_text_changes_while_its_registered_name_stays_is_the_same
     guest::run(&["mkfs.ext4", "-q", "-F", node]);
     let place = Path::new("/tmp/identity-mounted");
     fs::create_dir_all(place).unwrap();
-    guest::run(&["mount", node, place.to_str().unwrap()]);
+    guest::run(&["mount", "-t", "ext4", node, place.to_str().unwrap()]);
     let mut firmware = 0;
     let mut upgrade = |target: &mut IscsiTarget| {
         firmware += 1;

@@ -113,7 +113,7 @@ impl Mounted {
     fn make(node: &str, at: &'static str) -> Self {
         guest::run(&["mkfs.ext4", "-q", "-F", node]);
         fs::create_dir_all(at).unwrap();
-        guest::run(&["mount", node, at]);
+        guest::run(&["mount", "-t", "ext4", node, at]);
         Self(at)
     }
 }

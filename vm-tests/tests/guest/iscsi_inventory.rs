@@ -21,7 +21,7 @@ impl Mounted {
     fn new(node: &str) -> Self {
         guest::run(&["mkfs.ext4", "-q", "-F", node]);
         std::fs::create_dir_all(MOUNT).unwrap();
-        guest::run(&["mount", node, MOUNT]);
+        guest::run(&["mount", "-t", "ext4", node, MOUNT]);
         Self
     }
 }

@@ -304,7 +304,9 @@ fn the_recovery_timeout_is_5_s_below_a_map_and_120_s_without_one() {
     let store = Store::ramdisk("c9", 8 * MIB);
     let mut target = IscsiTarget::new(IQN);
     target.map(1, &store);
-    let wanted = request(&target, &[0, 2], 1).multipath(Multipath::Prefer);
+    let wanted = request(&target, &[0, 2], 1)
+        .min_paths(2)
+        .multipath(Multipath::Prefer);
     let wait = |limit: &str| {
         let attachment = engine.attach(&wanted, soon()).unwrap();
         assert_eq!(attachment.paths().len(), 2);

@@ -139,7 +139,7 @@ fn the_lock_for_making_sessions_is_roots_alone_and_its_holder_is_named() {
     assert_eq!((found.mode() & 0o777, found.uid()), (0o200, 0));
     let file = File::options().write(true).open(LOCK).unwrap();
     let held = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
-    let short = Deadline::after(Duration::from_secs(6));
+    let short = Deadline::after(Duration::from_secs(20));
     let error = engine.attach(&request, short).unwrap_err();
     drop(held);
     let named = format!("process {} (", std::process::id());

@@ -271,7 +271,7 @@ fn a_lun_that_a_larger_volume_received_is_not_returned_while_the_old_volume_is_m
     let node = first.node.to_str().unwrap();
     guest::run(&["mkfs.ext4", "-q", node]);
     fs::create_dir_all("/tmp/old").unwrap();
-    guest::run(&["mount", node, "/tmp/old"]);
+    guest::run(&["mount", "-t", "ext4", node, "/tmp/old"]);
     guest::udevd::settle();
     target.remap(5, &new);
     fs::write(session.device_dir(5).join("rescan"), "1").unwrap();
@@ -411,7 +411,7 @@ fn abandon_a_map_that_queues_for_ever(multipathd_hangs: bool) {
         multipathd.hold();
     }
     let abandon = DetachRequest::new(over(&[0, 1], 4)).abandon_unwritten();
-    let limit = Duration::from_secs(40);
+    let limit = Duration::from_secs(80);
     let deadline = Deadline::after(limit);
     let abandoned = engine.detach(abandon.clone(), deadline);
     assert!(deadline.elapsed() < limit + Duration::from_secs(10));

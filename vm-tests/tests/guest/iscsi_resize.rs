@@ -46,7 +46,7 @@ impl<'a> Filesystem<'a> {
     fn make(node: &'a Path) -> Self {
         guest::run(&["mkfs.ext4", "-q", "-F", node.to_str().unwrap()]);
         fs::create_dir_all(Self::AT).unwrap();
-        guest::run(&["mount", node.to_str().unwrap(), Self::AT]);
+        guest::run(&["mount", "-t", "ext4", node.to_str().unwrap(), Self::AT]);
         fs::write(format!("{}/before", Self::AT), Self::TEXT).unwrap();
         Self(node)
     }

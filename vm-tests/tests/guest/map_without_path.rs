@@ -217,7 +217,7 @@ fn a_map_with_a_file_system_that_no_list_of_mounts_has_is_not_told_to_fail() {
     guest::run(&["mkfs.ext4", "-q", "-F", node]);
     let place = "/tmp/lazy";
     fs::create_dir_all(place).unwrap();
-    guest::run(&["mount", node, place]);
+    guest::run(&["mount", "-t", "ext4", node, place]);
     let open = File::create(format!("{place}/file")).unwrap();
     guest::run(&["umount", "--lazy", place]);
     map.set_paths(false);

@@ -59,8 +59,10 @@ impl Rig {
         AttachRequest::new(self.source(portals)).log_in(options)
     }
 
+    /// Attaches, and requires a path over each of these portals.
     fn attach(&self, portals: &[usize]) -> Attachment {
-        self.engine.attach(&self.request(portals), soon()).unwrap()
+        let request = self.request(portals).min_paths(portals.len());
+        self.engine.attach(&request, soon()).unwrap()
     }
 
     fn detach(&self) {
@@ -234,7 +236,7 @@ fn a_path_that_multipathd_refuses_is_missing_and_the_others_are_the_map() {
     let alone = rig.request(&[0]).multipath(Multipath::Require);
     rig.engine.attach(&alone, soon()).unwrap();
     rig.store.grow(16 * MIB);
-    let both = rig.attach(&[0, 1]);
+    let both = rig.engine.attach(&rig.request(&[0, 1]), soon()).unwrap();
     assert!(map_and_why(&both).0.is_some(), "{both:?}");
     assert_eq!(both.paths().len(), 1);
     let Unit::Scsi { missing, .. } = &both.unit else {
@@ -261,7 +263,7 @@ fn a_detach_of_a_path_that_is_refused_leaves_the_path_to_multipathd() {
     let disk = attached.node.file_name().unwrap().to_str().unwrap();
     guest::run(&["mkfs.ext4", "-q", node]);
     fs::create_dir_all("/tmp/lazy").unwrap();
-    guest::run(&["mount", node, "/tmp/lazy"]);
+    guest::run(&["mount", "-t", "ext4", node, "/tmp/lazy"]);
     let open = fs::File::create("/tmp/lazy/file").unwrap();
     // No list of mounts has it any more, and the kernel holds the disk.
     guest::run(&["umount", "--lazy", "/tmp/lazy"]);

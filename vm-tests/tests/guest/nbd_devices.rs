@@ -243,7 +243,7 @@ fn a_mounted_device_is_refused_and_a_detached_one_was_flushed() {
     let node = attach(&engine, &uri).node;
     guest::run(&["mkfs.ext4", "-q", "-F", node.to_str().unwrap(), "32M"]);
     fs::create_dir_all("/tmp/nbd").unwrap();
-    guest::run(&["mount", node.to_str().unwrap(), "/tmp/nbd"]);
+    guest::run(&["mount", "-t", "ext4", node.to_str().unwrap(), "/tmp/nbd"]);
     let error = engine.detach(source(&uri), soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);
     assert_eq!(error.stage(), Some(Stage::Claim));

@@ -51,7 +51,7 @@ fn a_lun_that_its_target_no_longer_lists_is_reaped_only_without_a_mount_holder_s
     let node = stale_lun.node.to_str().unwrap();
     guest::run(&["mkfs.ext4", "-q", "-F", node]);
     fs::create_dir_all("/tmp/stale").unwrap();
-    guest::run(&["mount", node, "/tmp/stale"]);
+    guest::run(&["mount", "-t", "ext4", node, "/tmp/stale"]);
     target.set("max_luns", 2);
     is_kept(&engine, "mounted on /tmp/stale");
     target.set("max_luns", 4);
