@@ -158,7 +158,7 @@ fn an_export_that_hangs_when_it_is_opened_leaves_the_others_their_share_of_the_t
     let hangs = with(until_go(), [Step::Hang]);
     let opened = with(until_go(), [Step::Send(go(GIB, FLAGS)), Step::ExpectClose]);
     let server = Server::tcp_sessions(vec![listing, hangs, opened.clone(), opened]);
-    let limit = Deadline::after(Duration::from_secs(6));
+    let limit = Deadline::after(Duration::from_secs(30));
     let found = nbd::discover(server.uri("").server(), limit).unwrap();
     let [hung, others @ ..] = &found[..] else {
         panic!("{found:?}");

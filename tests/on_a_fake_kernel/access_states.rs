@@ -120,7 +120,7 @@ fn a_transition_that_does_not_end_is_a_timeout_that_names_it_and_udev_was_not_wa
     let (told, stages) = mpsc::channel();
     let observer = StageObserver::new(move |stage| told.send(stage).unwrap());
     let request = AttachRequest::new(source).multipath(Multipath::Off);
-    let short = Deadline::after(Duration::from_secs(2));
+    let short = Deadline::after(Duration::from_secs(10));
     let error = engine
         .attach(&request.observe(observer), short)
         .unwrap_err();

@@ -58,7 +58,7 @@ fn a_detach_waits_for_another_call_on_the_unit_and_touches_nothing_meanwhile() {
     let lock = fake.root().join("run/lunbd/unit-naa-5000c50000000001.lock");
     let lock = File::create(lock).unwrap();
     lock.lock().unwrap();
-    let short = Deadline::after(Duration::from_secs(1));
+    let short = Deadline::after(Duration::from_secs(5));
     let failure = engine.detach(source(), short).unwrap_err();
     assert_eq!(failure.stage(), Some(Stage::Lock), "{failure}");
     assert_eq!(fake.kernel().devices(), ["0:0:0:1"]);

@@ -3,9 +3,10 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
+use std::time::Duration;
 
-use lunbd::engine::{HealReport, NbdOptions};
-use lunbd::{AttachRequest, Attachment, Engine, Source};
+use lunbd::engine::{HealOutcome, HealReport, NbdOptions};
+use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Source};
 
 use super::agent::soon;
 
@@ -53,6 +54,23 @@ pub fn heal(engine: &Engine) -> HealReport {
     let healings = engine.heal(soon()).expect("a heal");
     let [healing] = <[HealReport; 1]>::try_from(healings).expect("one device");
     healing
+}
+
+/// Repeats a heal while its dial of a further connection times out. A heal gives a connection
+/// that may not be needed two seconds, and a machine that stalls may exceed them.
+///
+/// # Panics
+/// If each heal of a minute times out.
+#[must_use]
+pub fn healed_in_time(mut heal: impl FnMut() -> HealReport) -> HealReport {
+    let is_late = |healing: &HealReport| {
+        matches!(&healing.outcome, HealOutcome::Degraded(error)
+            if error.kind() == ErrorKind::TimedOut)
+    };
+    let limit = Duration::from_secs(60);
+    super::wait_until("a heal that does not time out", limit, || {
+        Some(heal()).filter(|healing| !is_late(healing))
+    })
 }
 
 /// An attribute of the device; an empty string if sysfs does not show it.

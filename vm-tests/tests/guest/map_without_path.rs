@@ -31,7 +31,7 @@ fn write_to(node: &Path) -> File {
 
 /// A detach of the map that ends before a path is back.
 fn time_out(engine: &Engine, request: DetachRequest) -> DetachFailure {
-    let deadline = Deadline::after(Duration::from_secs(4));
+    let deadline = Deadline::after(Duration::from_secs(12));
     let failure = engine.detach(request, deadline).unwrap_err();
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
     assert!(!failure.receipt.safe_to_unmap);
@@ -53,7 +53,7 @@ fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_kee
     let writes = write_to(&node);
     let fails = map.fails_when_dropped();
     map.set_paths(false);
-    let deadline = Deadline::after(Duration::from_secs(8));
+    let deadline = Deadline::after(Duration::from_secs(20));
     let refused = engine.detach(DetachTarget::Device(node.clone()), deadline);
     assert!(map.queues(), "it was told to fail: {refused:?}");
     let failure = refused.unwrap_err();
@@ -64,7 +64,7 @@ fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_kee
     // This detach does not see the writer.
     let unseen = Command::new("unshare")
         .args(["--pid", "--fork", "--mount-proc", "lunbd"])
-        .args(["detach", node.to_str().unwrap(), "--timeout", "5s"])
+        .args(["detach", node.to_str().unwrap(), "--timeout", "15s"])
         .output()
         .unwrap();
     let said = String::from_utf8(unseen.stderr).unwrap();
@@ -196,7 +196,7 @@ fn a_caller_that_abandons_unwritten_data_ends_an_earlier_flush_that_waits_for_a_
             drop(waiting.lock().unwrap().take());
         }
     });
-    let limit = Deadline::after(Duration::from_secs(20));
+    let limit = Deadline::after(Duration::from_secs(60));
     let detachment = engine.detach(request.observe(observer), limit).unwrap();
     assert!(!detachment.safe_to_unmap, "{detachment:?}");
     let map = detachment.receipt.unwrap().map.unwrap();
@@ -222,7 +222,7 @@ fn a_map_with_a_file_system_that_no_list_of_mounts_has_is_not_told_to_fail() {
     guest::run(&["umount", "--lazy", place]);
     map.set_paths(false);
     let abandon = DetachRequest::new(DetachTarget::Device(map.node())).abandon_unwritten();
-    let deadline = Deadline::after(Duration::from_secs(8));
+    let deadline = Deadline::after(Duration::from_secs(20));
     let detached = engine.detach(abandon, deadline);
     let queues = map.queues();
     // The file system is unmounted by the close, which needs a path.

@@ -12,7 +12,7 @@ use lunbd::{AttachRequest, Attachment, DetachTarget, ErrorKind};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::nbd_agent::{
-    assert_free, attach, attribute, connected, detach, random, source,
+    assert_free, attach, attach_with, attribute, connected, detach, random, source,
 };
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 
@@ -249,7 +249,9 @@ fn requests_are_no_longer_than_the_server_takes() {
 
     // The next server on this index accepts longer requests.
     let server = NbdServer::nbdkit(At::unix(), &["memory", "8M"]);
-    let next = attach(&engine, &server.uri(""));
+    // The attach waits for a probe of udev that still has this index open.
+    let same = NbdOptions::default().index(attachment.nbd_index().unwrap());
+    let next = attach_with(&engine, &server.uri(""), &same);
     assert_eq!(next.node, attachment.node);
     assert_eq!(attribute(&next, "queue/max_sectors_kb"), "128");
     detach(&engine, &server.uri(""));

@@ -367,6 +367,8 @@ fn a_reconciler_records_the_new_names_of_a_formatted_volume_and_attaches_no_othe
 
     thread::scope(|scope| {
         let running = scope.spawn(|| reconciler.run());
+        // udev watches for no writer while it handles an event of the device.
+        guest::udevd::settle();
         format(&node);
         let name = name_of(blank.path());
         guest::wait_until("the new name to be written down", LIMIT, || {

@@ -19,7 +19,7 @@ use vm_tests::guest::nbd_agent::{
     assert_free, attach, attribute, connected, detach, random, source,
 };
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
-use vm_tests::guest::unwritten::keep_unwritten;
+use vm_tests::guest::unwritten::{LazyWriteback, keep_unwritten};
 
 const MIB: u64 = 1 << 20;
 /// The limit of a wait, also on a machine that is several times slower.
@@ -236,6 +236,7 @@ fn a_disk_that_udev_reads_is_disconnected_after_the_read() {
 fn a_mounted_device_is_refused_and_a_detached_one_was_flushed() {
     /// The file system ends before this byte, so that its unmount does not write what is here.
     const BEHIND_IT: u64 = 48 * MIB;
+    let _lazy = LazyWriteback::start();
     let _module = NbdModule::with_backend_ids(4);
     let store = Store::sparse(64 * MIB);
     let server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);

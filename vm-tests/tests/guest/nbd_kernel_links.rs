@@ -3,7 +3,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -78,8 +78,12 @@ fn the_request_timeout_detects_a_hung_server_and_a_heal_causes_no_error() {
     // The kernel does not count a request that waits for a new link as in flight.
     server.kill();
     server.start();
-    device.give(open_link(&server.uri("a"))).unwrap();
-    assert_eq!(read.recv_timeout(LIMIT).unwrap().unwrap(), 7);
+    // The kernel may count the link as dead only after its report.
+    let read = wait_until("the new link to be adopted", LIMIT, || {
+        device.give(open_link(&server.uri("a"))).unwrap();
+        read.recv_timeout(Duration::from_secs(1)).ok()
+    });
+    assert_eq!(read.unwrap(), 7);
 }
 
 #[test]
@@ -96,11 +100,13 @@ fn a_killed_server_is_replaced_under_a_writer_that_sees_no_error() {
     let links = DeadLinks::listen(soon()).unwrap();
     let mut watch = links.watch(Some(device.0));
     let node = device.node();
+    let (synced, progress) = mpsc::channel();
     let writer = thread::spawn(move || -> std::io::Result<()> {
         let mut node = OpenOptions::new().write(true).open(node)?;
         for byte in 0..16 {
             node.write_all(&vec![byte; 1 << 20])?;
             node.sync_all()?;
+            synced.send(()).unwrap();
         }
         Ok(())
     });
@@ -108,7 +114,13 @@ fn a_killed_server_is_replaced_under_a_writer_that_sees_no_error() {
         server.kill();
         assert_eq!(watch.next(soon()), Some(LinkNotice::Dead(device.0)));
         server.start();
-        device.give(open_link(&server.uri("a"))).unwrap();
+        while progress.try_recv().is_ok() {}
+        // The kernel may count the link as dead only after its report.
+        wait_until("the writer to go on or end", LIMIT, || {
+            device.give(open_link(&server.uri("a"))).unwrap();
+            let next = progress.recv_timeout(Duration::from_secs(1));
+            (next != Err(RecvTimeoutError::Timeout)).then_some(())
+        });
     }
     writer.join().unwrap().unwrap();
     drop(device);

@@ -178,6 +178,8 @@ fn a_server_that_is_killed_under_a_writer_is_healed_over_tls_with_its_new_certif
 /// `nbd-server` asks each client for a certificate where it has a certificate authority.
 #[test]
 fn an_nbd_server_serves_a_client_with_a_certificate_and_is_healed_over_tls_after_kills() {
+    // The server makes DH parameters at each of its four starts.
+    guest::time_limit(Duration::from_mins(20));
     let _module = NbdModule::with_backend_ids(2);
     let certificates = Certificates::new("tls");
     let store = Store::sparse(8 * MIB as u64);

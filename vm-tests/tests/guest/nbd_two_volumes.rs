@@ -13,6 +13,7 @@ use lunbd::error::Stage;
 use lunbd::{AttachRequest, Deadline, Engine, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_agent::healed_in_time;
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 use vm_tests::guest::relay::Relay;
 
@@ -183,7 +184,9 @@ fn a_device_does_not_grow_into(serve: Serve, right: &Store, connections: u16, wr
     let right_server = serve(right);
     let relay = Relay::to(&right_server);
     let (engine, source) = (engine(), source(&relay));
-    let request = AttachRequest::new(source.clone()).nbd(options(connections));
+    // No connection may end for a request that its server is slow to answer.
+    let options = options(connections).io_timeout(Duration::from_secs(60));
+    let request = AttachRequest::new(source.clone()).nbd(options);
     let node = engine.attach(&request, soon()).unwrap().node;
     let before = relay.clients();
     relay.lead_to(wrong);
@@ -293,7 +296,8 @@ fn a_healer_keeps_a_device_of_another_process_until_its_lost_connection_is_repla
     relay.lead_to(&wrong_server);
     relay.cut(1);
     let left = relay.clients();
-    let HealOutcome::Degraded(error) = next(&mut healer).outcome else {
+    let healing = healed_in_time(|| next(&mut healer));
+    let HealOutcome::Degraded(error) = healing.outcome else {
         panic!("the lost connection is not told");
     };
     assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");

@@ -6,9 +6,9 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use lunbd::AttachRequest;
 use lunbd::id::Lun;
-use lunbd::{AttachRequest, Deadline};
-use vm_tests::guest::agent::{at, detach, engine};
+use vm_tests::guest::agent::{at, detach, engine, soon};
 use vm_tests::guest::{self, ScsiDebug};
 
 const DIRECTORY: &str = "/run/lunbd";
@@ -40,8 +40,7 @@ fn another_user_cannot_take_a_lock_that_a_killed_process_left_and_hold_up_an_att
         let ours = ours.args(["--nonblock", &lock, "true"]).status().unwrap();
         (was_refused || !ours.success()).then_some(())
     });
-    let limit = Deadline::after(Duration::from_secs(10));
-    let attached = engine.attach(&AttachRequest::new(hctl), limit);
+    let attached = engine.attach(&AttachRequest::new(hctl), soon());
     drop(other.stdin.take());
     other.wait().unwrap();
     attached.unwrap();

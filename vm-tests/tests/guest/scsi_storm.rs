@@ -148,12 +148,16 @@ fn units_of_four_hosts_come_and_go_at_once_in_a_flood_and_nothing_is_lost_or_lef
             .map(|((source, name), rounds)| {
                 let (engine, slowest) = (&engine, &slowest);
                 scope.spawn(move || {
-                    while start.elapsed() < length {
+                    // A thread that starts late makes one round, too.
+                    loop {
                         let begun = Instant::now();
                         round(engine, source, Some(name));
                         rounds.fetch_add(1, Ordering::Relaxed);
                         let mut slowest = slowest.lock().unwrap();
                         *slowest = begun.elapsed().max(*slowest);
+                        if start.elapsed() >= length {
+                            break;
+                        }
                     }
                 })
             })

@@ -13,8 +13,8 @@ use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Roots};
 use vm_tests::guest::agent::{assert_is_another_life, unit};
 use vm_tests::guest::{self, ScsiDebug, udevd};
 
-/// How long a call with a deadline of eight seconds may take on a busy machine.
-const TOLERABLE: Duration = Duration::from_secs(18);
+/// How much longer than its deadline a call may take on a busy machine.
+const LATENESS: Duration = Duration::from_secs(10);
 
 fn in_seconds(seconds: u64) -> Deadline {
     Deadline::after(Duration::from_secs(seconds))
@@ -28,8 +28,10 @@ fn an_attach_with_a_stopped_udevd_times_out_at_settle_and_a_repeated_attach_comp
     let request = AttachRequest::new(unit(&target, 3));
     let stopped = udevd::stopped();
     let start = Instant::now();
-    let error = engine.attach(&request, in_seconds(8)).unwrap_err();
-    assert!(start.elapsed() < TOLERABLE, "{:?}", start.elapsed());
+    let limit = Duration::from_secs(20);
+    let error = engine.attach(&request, Deadline::after(limit)).unwrap_err();
+    let took = start.elapsed();
+    assert!(took < limit + LATENESS, "{took:?}");
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Settle));
     let seen = error.last_seen().unwrap();
@@ -42,7 +44,7 @@ fn an_attach_with_a_stopped_udevd_times_out_at_settle_and_a_repeated_attach_comp
 
     // The command finds the same in a new process.
     let source = unit(&target, 3).to_string();
-    let output = guest::lunbd(&["attach", &source, "--timeout", "8s", "--json"]);
+    let output = guest::lunbd(&["attach", &source, "--timeout", "20s", "--json"]);
     assert_eq!(output.status.code(), Some(6), "{output:?}");
     let failure: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
     assert_eq!(failure["stage"], "settle");
@@ -65,7 +67,7 @@ fn a_detach_with_a_stopped_udevd_reports_a_removed_device_and_unfinished_udev_wo
         .unwrap();
     udevd::settle();
     let stopped = udevd::stopped();
-    let error = engine.detach(unit(&target, 3), in_seconds(8)).unwrap_err();
+    let error = engine.detach(unit(&target, 3), in_seconds(20)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Settle));
     assert!(
@@ -234,8 +236,10 @@ fn a_scan_that_hangs_does_not_hang_the_caller_and_a_detach_waits_for_its_end() {
     target.set("opts", 4);
     let start = Instant::now();
     let request = AttachRequest::new(unit(&target, 3));
-    let error = engine.attach(&request, in_seconds(8)).unwrap_err();
-    assert!(start.elapsed() < TOLERABLE, "{:?}", start.elapsed());
+    let limit = Duration::from_secs(8);
+    let error = engine.attach(&request, Deadline::after(limit)).unwrap_err();
+    let took = start.elapsed();
+    assert!(took < limit + LATENESS, "{took:?}");
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(error.stage(), Some(Stage::Scan));
     assert!(

@@ -85,7 +85,7 @@ fn a_path_is_written_back_before_the_detach_waits_for_udev_to_handle_the_removal
     let path = File::open(&dirty.disks[0]).unwrap();
     protect_disks(true);
     let request = DetachRequest::new(DetachTarget::Device(map.clone()));
-    let first = engine.detach(request, Deadline::after(Duration::from_secs(8)));
+    let first = engine.detach(request, Deadline::after(Duration::from_secs(20)));
     assert!(!map.exists(), "{first:?}");
     let seen = path.sync_all();
     protect_disks(false);

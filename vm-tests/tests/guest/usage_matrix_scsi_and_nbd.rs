@@ -248,7 +248,7 @@ fn detach_nbd() -> Column {
     let data = write_within(&disk);
     udevd::settle();
     // The kernel disconnects at once, and frees the index at the last close.
-    let error = detach(Duration::from_secs(10)).unwrap_err();
+    let error = detach(Duration::from_secs(25)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     drop(reader);
     assert!(read_within(store.path(), data.len()) == data, "it is lost");

@@ -16,6 +16,7 @@ use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
 use vm_tests::guest::direct::stored;
 use vm_tests::guest::disk_users::LoopDevice;
 use vm_tests::guest::stuck_fuse::StuckFuse;
+use vm_tests::guest::unwritten::LazyWriteback;
 use vm_tests::guest::{ScsiDebug, partitioned, udevd};
 
 const WRITE_PROTECT: &str = "/sys/module/scsi_debug/parameters/wp";
@@ -46,6 +47,7 @@ fn us_writing() -> String {
 
 #[test]
 fn a_plain_writer_of_a_partition_is_refused_by_name_and_what_it_leaves_is_written_back() {
+    let _lazy = LazyWriteback::start();
     let (engine, target) = (engine(), partitioned_disk());
     let beside = attach(&engine, &target, 2).node;
     let node = attach(&engine, &target, 1).node;
@@ -87,6 +89,7 @@ fn a_plain_writer_of_a_partition_is_refused_by_name_and_what_it_leaves_is_writte
 
 #[test]
 fn what_a_partition_cannot_write_back_ends_the_detach() {
+    let _lazy = LazyWriteback::start();
     let (engine, target) = (engine(), partitioned_disk());
     let node = attach(&engine, &target, 1).node;
     let partition = first_partition(&node);
@@ -207,7 +210,7 @@ fn a_loop_device_whose_file_server_hangs_is_named_and_holds_up_no_detach_of_anot
     // No mount shows any more that the backing file is on a file server.
     fuse.detach_mount();
     fuse.hang();
-    let deadline = || Deadline::after(Duration::from_secs(20));
+    let deadline = || Deadline::after(Duration::from_secs(60));
     let detached = [1, 2].map(|lun| engine.detach(unit(&target, lun), deadline()));
     // The waiting calls return from the kernel.
     drop(fuse);
