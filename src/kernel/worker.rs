@@ -73,7 +73,8 @@ thread_local! {
 }
 
 /// Emits an event. If this thread has left the open files of the process, the thread that takes
-/// the call's result emits it: a subscriber may write to one of those files.
+/// the call's result emits it: a subscriber may write to one of those files. The event is lost if
+/// no thread takes the result.
 pub(crate) fn emit(event: impl FnOnce() + Send + 'static) {
     match idle::fd_table() {
         FdTable::Shared => event(),

@@ -221,7 +221,9 @@ fn explain_busy(
     }
     let openers = seen.find(|facts| !facts.openers.is_empty());
     let who = openers.map_or_else(
-        || "a process that has closed it since, or that /proc does not show".to_owned(),
+        || "a process that has closed it since, that /proc does not show, or that was not found in \
+             time"
+            .to_owned(),
         |facts| list(&facts.openers),
     );
     let words = format!("{name} is not connected, and is open: {who}");

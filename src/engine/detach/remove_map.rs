@@ -11,6 +11,7 @@ use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::write_back::{self, write_back};
 use crate::engine::usage::{self, Extent, Removal, Usage, users_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::machine::kernel_version;
 use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
 use crate::uevent::{self, RemovedDevice, Watch};
@@ -137,12 +138,19 @@ fn write_map_back(
     }
     let (file, disk, roots) = (file.clone(), map.disk().clone(), engine.roots().clone());
     let flush = move || write_back::flush(roots, file, disk, mark, Box::new(|| {}));
+    let had_path = has_path(map);
     let flush = worker::start(Stage::Flush, flush)?;
     loop {
         if let Some(flushed) = flush.wait(deadline.at_most(MAP_CHECK_INTERVAL)) {
-            return flushed
-                .and_then(|flush| doubt_without_path(map, flush))
-                .map_err(|error| explain_flush(error, map, receipt));
+            let flushed = flushed.map_err(|error| explain_flush(error, map, receipt))?;
+            // The map may have lost its paths, or got one, meanwhile.
+            let had_path = had_path && has_path(map);
+            return Ok(match flushed {
+                Flush::Done if !had_path && !remembers_cache(engine) => {
+                    Flush::PagesWritten("the map had no path to the unit".to_owned())
+                }
+                flushed => flushed,
+            });
         }
         if deadline.has_passed() {
             let what = format!("the map {} to write back", map.name());
@@ -153,14 +161,15 @@ fn write_map_back(
     }
 }
 
-/// Before Linux 6.11 a map has no cache while it has no path, so its flush succeeds and reaches no
-/// unit (`drivers/md/dm-table.c`, `dm_table_set_restrictions`).
-fn doubt_without_path(map: &Map, flush: Flush) -> Result<Flush> {
-    Ok(if flush == Flush::Done && map.paths()?.is_empty() {
-        Flush::Unproven("the map has no path, so its flush may have reached no unit".to_owned())
-    } else {
-        flush
-    })
+fn has_path(map: &Map) -> bool {
+    map.paths().is_ok_and(|paths| !paths.is_empty())
+}
+
+/// Whether the kernel knows that a unit has a cache while its map has no path. Linux 5.11 to 6.10
+/// forget it, and a flush of the map then succeeds and reaches no unit (`drivers/md/dm-table.c`,
+/// `dm_table_set_restrictions`).
+fn remembers_cache(engine: &Engine) -> bool {
+    kernel_version(engine.roots()).is_ok_and(|version| version >= (6, 11))
 }
 
 /// Removes a map whose last path is gone. multipathd leaves such a map where udev

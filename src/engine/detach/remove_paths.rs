@@ -193,9 +193,10 @@ impl DetachRun<'_> {
             self.receipt.notes.push(note);
         }
         // The flush of a re-created map does not cover data that was lost with the
-        // earlier one.
+        // earlier one. It flushes the unit's cache.
         let before = self.receipt.map.as_mut().and_then(|map| map.flush.take());
-        if let Some(failed) = before.filter(|flush| *flush != Flush::Done) {
+        let suffices = |flush: &Flush| matches!(flush, Flush::Done | Flush::PagesWritten(_));
+        if let Some(failed) = before.filter(|flush| !suffices(flush)) {
             receipt.flush = Some(failed);
         }
         self.receipt.map = Some(receipt);

@@ -200,7 +200,7 @@ pub(in crate::engine) fn write_pages_of(
 /// The kernel may hold the thread for as long as a link is dead. So the thread has none of
 /// the process's other files, and a killed process releases the locks on those. The file is closed
 /// after the record: a detach waits for the last close of an NBD device, and then clears the
-/// record. That thread runs `note_thread` first.
+/// record. The flushing thread runs `note_thread` first.
 pub(in crate::engine) fn flush(
     roots: Roots,
     file: Arc<File>,

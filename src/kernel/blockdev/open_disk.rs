@@ -118,12 +118,14 @@ mod tests {
     use super::*;
     use crate::id::DevNo;
     use crate::kernel::devices::{Completion, NumberedDevice};
+    use crate::kernel::worker::events_elsewhere;
     use crate::kernel::{DeviceAccess, Devices};
 
     /// A kernel with a disk and its partition.
     #[derive(Debug, Default)]
     struct Partitioned {
         open_partition: Option<Errno>,
+        drop_disk: Option<Errno>,
         write_partition: Option<Errno>,
         write_disk: Option<Errno>,
         /// The calls so far.
@@ -180,14 +182,11 @@ mod tests {
 
         fn drop_pages(&self, file: &File) -> io::Result<()> {
             let partition = is_partition(file);
-            self.end(
-                if partition {
-                    "drop partition"
-                } else {
-                    "drop disk"
-                },
-                None,
-            )
+            if partition {
+                self.end("drop partition", None)
+            } else {
+                self.end("drop disk", self.drop_disk)
+            }
         }
 
         fn scsi_read(
@@ -240,6 +239,18 @@ mod tests {
             "write partition",
         ];
         assert_eq!(*kernel.calls.lock().unwrap(), calls);
+    }
+
+    #[test]
+    fn pages_that_cannot_be_dropped_are_written_and_the_caller_emits_the_event() {
+        assert_eq!(events_elsewhere::seen(), [""; 0]);
+        let kernel = Arc::new(Partitioned {
+            drop_disk: Some(Errno::EACCES),
+            ..Partitioned::default()
+        });
+        written_back(&kernel).unwrap();
+        assert!(kernel.calls.lock().unwrap().contains(&"write disk"));
+        assert_eq!(events_elsewhere::seen(), [""; 0]);
     }
 
     #[test]

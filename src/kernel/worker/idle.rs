@@ -27,7 +27,7 @@ pub(super) enum FdTable {
 /// How long a thread waits for another call. No pause within an attach is longer.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The most threads that wait.
+/// The most threads of each kind that wait.
 const MAX_IDLE: usize = 8;
 
 /// The waiting threads. The thread that came last is taken first.
@@ -128,7 +128,8 @@ fn run_all(first: Call) {
 fn wait() -> Option<(u64, Receiver<Call>)> {
     let files = fd_table();
     let mut waiting = WAITING.lock();
-    if waiting.threads.len() >= MAX_IDLE {
+    let alike = waiting.threads.iter().filter(|it| it.fd_table == files);
+    if alike.count() >= MAX_IDLE {
         return None;
     }
     // The channel holds one call, so the thread that sends it never waits.
