@@ -11,7 +11,7 @@ use lunbd::{AttachRequest, Deadline, DetachRequest, Engine, ErrorKind, Source};
 use super::machine::{Machine, attach, detach, devices, soon, unit};
 
 /// The deadline of a call.
-const LIMIT: Duration = Duration::from_secs(6);
+const LIMIT: Duration = Duration::from_secs(3);
 /// The time for the caller's own work on a busy machine.
 const TOLERANCE: Duration = Duration::from_secs(10);
 

@@ -111,13 +111,13 @@ pub enum Flush {
     /// through the multipath map, which was flushed before. The text is the path's
     /// failure.
     ThroughMap(String),
-    /// All pages were written, but the unit's cache was not flushed: in its ALUA access state the
-    /// path refused to, or the multipath map had no path, and Linux 5.11 to 6.10 then flush no
-    /// cache. This suffices where a path is `Done`: it flushed the cache, which belongs to the
-    /// unit, after that. The text names the reason.
+    /// All pages were written, but in its ALUA access state the path refused to flush the
+    /// unit's cache. This suffices where another path is `Done`: it flushed the cache,
+    /// which belongs to the unit, after that. The text names the state and the path's
+    /// failure.
     PagesWritten(String),
     /// The flush succeeded, and does not prove that earlier writes are stored. The process of an
-    /// earlier flush of the NBD device ended before it saw the result, and a server may report a
+    /// earlier flush of the device ended before it saw the result, and an NBD server may report a
     /// failure once (`nbdkit file` passes on what `fdatasync` says). The text says this.
     Unproven(String),
     /// Another unit answers at the address now, so nothing may be written there; no
@@ -176,20 +176,16 @@ impl Receipt {
         if self.names.iter().all(Wwid::is_vendor_defined) {
             doubts.push(NO_NAME_NOTE.to_owned());
         }
-        let paths = self.paths.iter();
-        let cache_was_flushed = paths.clone().any(|path| path.flush == Some(Flush::Done));
         if let Some(map) = &self.map {
-            let is_flushed = match &map.flush {
-                Some(Flush::PagesWritten(_)) => cache_was_flushed,
-                flush => *flush == Some(Flush::Done),
-            };
-            if !is_flushed {
+            if map.flush != Some(Flush::Done) {
                 doubts.push(format!("the map {} was not flushed", map.name));
             }
             if !map.gone {
                 doubts.push(format!("the map {} is still there", map.name));
             }
         }
+        let paths = self.paths.iter();
+        let cache_was_flushed = paths.clone().any(|path| path.flush == Some(Flush::Done));
         for path in paths {
             let hctl = path.hctl;
             let pages_written = matches!(path.flush, Some(Flush::PagesWritten(_)));

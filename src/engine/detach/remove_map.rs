@@ -138,19 +138,16 @@ fn write_map_back(
     }
     let (file, disk, roots) = (file.clone(), map.disk().clone(), engine.roots().clone());
     let flush = move || write_back::flush(roots, file, disk, mark, Box::new(|| {}));
-    let had_path = has_path(map);
+    let reaches_unit = || remembers_cache(engine) || has_path(path_wait);
+    let could_reach = reaches_unit();
     let flush = worker::start(Stage::Flush, flush)?;
     loop {
         if let Some(flushed) = flush.wait(deadline.at_most(MAP_CHECK_INTERVAL)) {
-            let flushed = flushed.map_err(|error| explain_flush(error, map, receipt))?;
-            // The map may have lost its paths, or got one, meanwhile.
-            let had_path = had_path && has_path(map);
-            return Ok(match flushed {
-                Flush::Done if !had_path && !remembers_cache(engine) => {
-                    Flush::PagesWritten("the map had no path to the unit".to_owned())
-                }
-                flushed => flushed,
-            });
+            return match flushed {
+                // The map may have lost its paths, or got one, meanwhile.
+                Ok(Flush::Done) if !(could_reach && reaches_unit()) => Err(no_path_error(map)),
+                flushed => flushed.map_err(|error| explain_flush(error, map, receipt)),
+            };
         }
         if deadline.has_passed() {
             let what = format!("the map {} to write back", map.name());
@@ -161,15 +158,30 @@ fn write_map_back(
     }
 }
 
-fn has_path(map: &Map) -> bool {
-    map.paths().is_ok_and(|paths| !paths.is_empty())
+/// Whether the table that the kernel uses has a path. If the kernel does not show that table,
+/// sysfs shows the paths of both tables.
+fn has_path(path_wait: &PathWait<'_>) -> bool {
+    let (map, roots) = (path_wait.map, path_wait.engine.roots());
+    match map.status(roots, path_wait.deadline) {
+        Ok(status) => !status.paths.is_empty(),
+        Err(_) => map.paths().is_ok_and(|paths| !paths.is_empty()),
+    }
 }
 
-/// Whether the kernel knows that a unit has a cache while its map has no path. Linux 5.11 to 6.10
-/// forget it, and a flush of the map then succeeds and reaches no unit (`drivers/md/dm-table.c`,
-/// `dm_table_set_restrictions`).
+/// Whether the kernel knows that a unit has a cache while its map has no path. Before Linux 6.11
+/// it forgets that, and from Linux 5.11 a flush of the map then succeeds and reaches no unit
+/// (`drivers/md/dm-table.c`, `dm_table_set_restrictions`).
 fn remembers_cache(engine: &Engine) -> bool {
     kernel_version(engine.roots()).is_ok_and(|version| version >= (6, 11))
+}
+
+fn no_path_error(map: &Map) -> Error {
+    let message = format!(
+        "the map {} has no path, and the kernel then flushes no cache of the unit; nothing below \
+         it was deleted. Bring a path back, or abandon unwritten data",
+        map.name()
+    );
+    Error::new(ErrorKind::NotReady, message).at(Stage::Flush)
 }
 
 /// Removes a map whose last path is gone. multipathd leaves such a map where udev

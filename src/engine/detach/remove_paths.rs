@@ -193,10 +193,9 @@ impl DetachRun<'_> {
             self.receipt.notes.push(note);
         }
         // The flush of a re-created map does not cover data that was lost with the
-        // earlier one. It flushes the unit's cache.
+        // earlier one.
         let before = self.receipt.map.as_mut().and_then(|map| map.flush.take());
-        let suffices = |flush: &Flush| matches!(flush, Flush::Done | Flush::PagesWritten(_));
-        if let Some(failed) = before.filter(|flush| !suffices(flush)) {
+        if let Some(failed) = before.filter(|flush| *flush != Flush::Done) {
             receipt.flush = Some(failed);
         }
         self.receipt.map = Some(receipt);

@@ -270,7 +270,11 @@ impl Drop for FcFabric {
         let limit = Instant::now() + GONE;
         while self.controllers.iter().any(|it| it.exists()) {
             if Instant::now() >= limit {
-                eprintln!("a controller stays, and so do the links {:?}", self.links);
+                assert!(
+                    std::thread::panicking(),
+                    "a controller of {:?} stays",
+                    self.links
+                );
                 return;
             }
             std::thread::sleep(Duration::from_millis(20));

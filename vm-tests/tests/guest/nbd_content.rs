@@ -367,7 +367,7 @@ fn a_reconciler_records_the_new_names_of_a_formatted_volume_and_attaches_no_othe
 
     thread::scope(|scope| {
         let running = scope.spawn(|| reconciler.run());
-        // udev watches for no writer while it handles an event of the device.
+        // udev does not notice a writer while it handles an event of the device.
         guest::udevd::settle();
         format(&node);
         let name = name_of(blank.path());

@@ -122,7 +122,7 @@ fn a_volume_whose_writes_the_kernel_does_not_count_is_known_by_udevs_record() {
     let node = attached.expect("an attach").node;
     let counting = "/sys/block/nbd0/queue/iostats";
     fs::write(counting, "0").unwrap();
-    // udev watches for no writer while it handles an event of the device.
+    // udev does not notice a writer while it handles an event of the device.
     guest::udevd::settle();
     let name = format(&node);
     server.kill();

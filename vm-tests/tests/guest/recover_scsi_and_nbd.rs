@@ -128,8 +128,8 @@ fn is(recovered: &Recovered, condition: Condition, action: &str) {
     assert_eq!(done, action, "{recovered:?}");
 }
 
-/// Recovers until the link is healed: a recovery gives a server five seconds. If these end
-/// after the kernel has taken the connection, the next recovery finds a whole volume.
+/// Recovers until the link is healed: a recovery gives a server five seconds. If this time
+/// ends after the kernel has taken the connection, the next recovery finds a whole volume.
 fn heals(place: &Place) {
     let mut may_be_taken = false;
     let recovered = guest::wait_until("a recovery that heals", LIMIT, || {

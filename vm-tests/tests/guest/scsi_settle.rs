@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lunbd::engine::StageObserver;
 use lunbd::error::Stage;
@@ -97,7 +97,9 @@ fn a_full_socket_buffer_in_a_detach_ends_in_a_resync_and_not_in_a_lost_waiter() 
             const BURST: usize = 64;
             let change = || fs::write("/sys/devices/virtual/mem/full/uevent", "change").unwrap();
             flood_from.recv().unwrap();
+            let start = Instant::now();
             while hub.counters().resyncs == before {
+                assert!(start.elapsed() < LIMIT, "no resync");
                 let seen = hub.counters();
                 (0..BURST).for_each(|_| change());
                 // Without a pace udevd would get far more events than it can handle in time.

@@ -232,16 +232,6 @@ fn pages_that_were_written_are_safe_only_if_another_path_flushed_the_units_cache
 }
 
 #[test]
-fn a_map_without_a_path_is_flushed_only_if_a_path_flushed_the_units_cache() {
-    let without_path = || Some(map(Some(Flush::PagesWritten("no path".to_owned()))));
-    assert!(concluded(|receipt| receipt.map = without_path()));
-    assert!(!concluded(|receipt| {
-        receipt.map = without_path();
-        receipt.paths = Vec::new();
-    }));
-}
-
-#[test]
 fn the_receipt_of_several_sources_has_the_map_and_the_unseen_places_of_each() {
     let mut whole = Receipt::default();
     let unseen = NotLookedAt::OtherPidNamespaces;
