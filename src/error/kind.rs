@@ -33,7 +33,7 @@ pub enum ErrorKind {
     Refused,
     /// This kind of device or address is not supported.
     NotSupported,
-    /// The device exists but is not usable now (blocked, offline, quiesced).
+    /// The device exists but is not usable now (blocked, offline, quiesced, without a path).
     NotReady,
     /// The device went away, or another replaced it, during the call.
     Vanished,

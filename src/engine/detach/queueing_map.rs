@@ -123,6 +123,41 @@ impl PathWait<'_> {
         Ok(claims)
     }
 
+    /// Requires that the table which the kernel uses has a path. sysfs also shows the paths of a
+    /// table that is not used yet. A map whose state the kernel does not show counts as one with
+    /// a path.
+    ///
+    /// # Errors
+    /// `NotReady` at stage `flush`: a write would fail and its pages would be lost; `TimedOut`
+    /// and `Cancelled`.
+    pub(super) fn require_path(&self) -> Result<()> {
+        match self.map.status(self.engine.roots(), self.deadline) {
+            Ok(status) if status.paths.is_empty() => {
+                let message = format!(
+                    "the map {} has no path to its unit; nothing below it was deleted. Bring a \
+                     path back, or abandon unwritten data",
+                    self.map.name()
+                );
+                Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
+            }
+            Err(error) if error.kind().is_timeout_or_cancel() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// [Requires a path](Self::require_path) after a flush that has succeeded, and records its
+    /// absence as a failed flush. Before Linux 6.11 a map without a path has no cache, so its flush
+    /// succeeds and reaches no unit (`drivers/md/dm-table.c`, `dm_table_set_restrictions`).
+    pub(super) fn require_path_after_flush(&self) -> Result<()> {
+        let required = self.require_path();
+        if let Err(error) = &required
+            && error.kind() == ErrorKind::NotReady
+        {
+            FailedFlush::of(self.engine.roots(), self.map.disk())?.set(error);
+        }
+        required
+    }
+
     /// A map whose state the kernel does not show, such as one with another table, counts as
     /// one that does not queue.
     fn queues_without_path(&self) -> Result<bool> {

@@ -11,7 +11,6 @@ use crate::engine::usage::failed_flush::{self, FailedFlush};
 use crate::engine::usage::write_back::{self, write_back};
 use crate::engine::usage::{self, Extent, Removal, Usage, users_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::machine::kernel_version;
 use crate::kernel::worker;
 use crate::multipath::{self, Daemon, Map};
 use crate::uevent::{self, RemovedDevice, Watch};
@@ -25,8 +24,8 @@ use crate::uevent::{self, RemovedDevice, Watch};
 /// given, another unit answers below the map: nothing is written there.
 ///
 /// # Errors
-/// `InUse`, which names the users; `Io` where the flush failed: the map stays and
-/// nothing below it may be deleted; `TimedOut`.
+/// `InUse`, which names the users; `Io` where the flush failed, and `NotReady` where the map has
+/// no path: the map stays and nothing below it may be deleted; `TimedOut`.
 pub(super) fn remove_map(
     engine: &Engine,
     map: &Map,
@@ -49,6 +48,9 @@ pub(super) fn remove_map(
     };
     if replaced.is_none() && path_wait.wait_for_path(watch, receipt, call)? {
         return Ok(None);
+    }
+    if replaced.is_none() && !abandon {
+        path_wait.require_path()?;
     }
     remove_partition_maps(engine, map, partition_policy, watch, receipt, call)?;
     call.enter(Stage::Claim);
@@ -138,16 +140,12 @@ fn write_map_back(
     }
     let (file, disk, roots) = (file.clone(), map.disk().clone(), engine.roots().clone());
     let flush = move || write_back::flush(roots, file, disk, mark, Box::new(|| {}));
-    let reaches_unit = || remembers_cache(engine) || has_path(path_wait);
-    let could_reach = reaches_unit();
     let flush = worker::start(Stage::Flush, flush)?;
     loop {
         if let Some(flushed) = flush.wait(deadline.at_most(MAP_CHECK_INTERVAL)) {
-            return match flushed {
-                // The map may have lost its paths, or got one, meanwhile.
-                Ok(Flush::Done) if !(could_reach && reaches_unit()) => Err(no_path_error(map)),
-                flushed => flushed.map_err(|error| explain_flush(error, map, receipt)),
-            };
+            let flushed = flushed.map_err(|error| explain_flush(error, map, receipt))?;
+            path_wait.require_path_after_flush()?;
+            return Ok(flushed);
         }
         if deadline.has_passed() {
             let what = format!("the map {} to write back", map.name());
@@ -156,32 +154,6 @@ fn write_map_back(
         }
         path_wait.tell_to_fail_if_abandoned(watch, receipt)?;
     }
-}
-
-/// Whether the table that the kernel uses has a path. If the kernel does not show that table,
-/// sysfs shows the paths of both tables.
-fn has_path(path_wait: &PathWait<'_>) -> bool {
-    let (map, roots) = (path_wait.map, path_wait.engine.roots());
-    match map.status(roots, path_wait.deadline) {
-        Ok(status) => !status.paths.is_empty(),
-        Err(_) => map.paths().is_ok_and(|paths| !paths.is_empty()),
-    }
-}
-
-/// Whether the kernel knows that a unit has a cache while its map has no path. Before Linux 6.11
-/// it forgets that, and from Linux 5.11 a flush of the map then succeeds and reaches no unit
-/// (`drivers/md/dm-table.c`, `dm_table_set_restrictions`).
-fn remembers_cache(engine: &Engine) -> bool {
-    kernel_version(engine.roots()).is_ok_and(|version| version >= (6, 11))
-}
-
-fn no_path_error(map: &Map) -> Error {
-    let message = format!(
-        "the map {} has no path, and the kernel then flushes no cache of the unit; nothing below \
-         it was deleted. Bring a path back, or abandon unwritten data",
-        map.name()
-    );
-    Error::new(ErrorKind::NotReady, message).at(Stage::Flush)
 }
 
 /// Removes a map whose last path is gone. multipathd leaves such a map where udev

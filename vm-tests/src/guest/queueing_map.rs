@@ -20,6 +20,7 @@ impl Drop for FailsWhenDropped {
 #[derive(Debug)]
 pub struct QueueingMap {
     paths: Vec<String>,
+    table: String,
 }
 
 const NAME: &str = "queueing";
@@ -43,7 +44,7 @@ impl QueueingMap {
         let wwid = attribute(first, "device/wwid");
         let name = wwid.strip_prefix("naa.").expect("a registered name");
         super::create_map(NAME, Some(&format!("mpath-3{name}")), &table);
-        Self { paths }
+        Self { paths, table }
     }
 
     /// Marks all its paths as failed, or as active again.
@@ -58,11 +59,16 @@ impl QueueingMap {
         }
     }
 
-    /// Takes its paths out of it, as multipathd does with those that are gone. It queues no more.
-    pub fn lose_paths(&self) {
-        let sectors = attribute(&self.node(), "size");
-        let table = format!("0 {sectors} multipath 0 0 0 0");
-        super::run(&["dmsetup", "reload", NAME, "--table", &table]);
+    /// Loads a table without paths, which does not queue, as multipathd does when the paths are
+    /// gone; or the first table again.
+    pub fn set_table(&self, has_paths: bool) {
+        let without_paths = format!("0 {} multipath 0 0 0 0", attribute(&self.node(), "size"));
+        let table = if has_paths {
+            &self.table
+        } else {
+            &without_paths
+        };
+        super::run(&["dmsetup", "reload", NAME, "--table", table]);
         super::run(&["dmsetup", "resume", "--noudevsync", NAME]);
     }
 

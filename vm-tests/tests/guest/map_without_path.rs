@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use lunbd::engine::{DetachFailure, Flush, StageObserver};
 use lunbd::error::Stage;
-use lunbd::kernel::machine;
-use lunbd::{Deadline, DetachRequest, DetachTarget, Engine, ErrorKind, Roots};
+use lunbd::{Deadline, DetachRequest, DetachTarget, Engine, ErrorKind};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::direct::stored;
 use vm_tests::guest::dirty_path::{Target, WITHIN, attached_paths};
@@ -236,35 +235,52 @@ fn a_map_with_a_file_system_that_no_list_of_mounts_has_is_not_told_to_fail() {
     drop((map, target));
 }
 
-#[test]
-fn a_detach_of_a_map_that_lost_its_paths_fails_until_the_caller_abandons_the_units_cache() {
-    let engine = engine();
-    let (target, disks) = attached_paths(&engine);
+/// A map whose pages are written, and whose unit has a cache.
+fn map_with_written_pages(engine: &Engine) -> (Target, Vec<PathBuf>, QueueingMap) {
+    let (target, disks) = attached_paths(engine);
     let held = udevd::stopped();
     let map = QueueingMap::over(&disks);
-    // The close writes the pages back, and flushes no cache.
+    // The last close writes the pages back, and flushes no cache.
     drop(write_to(&map.node()));
     assert_eq!(stored(&disks[1], WITHIN, LENGTH), vec![0x5a; LENGTH]);
-    map.lose_paths();
+    drop(held);
+    udevd::settle();
+    (target, disks, map)
+}
+
+fn refused_for_want_of_a_path(engine: &Engine, map: &QueueingMap) {
+    let failure = engine.detach(DetachTarget::Device(map.node()), soon());
+    let failure = failure.unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    assert!(!failure.receipt.safe_to_unmap && map.node().exists());
+}
+
+#[test]
+fn a_detach_of_a_map_that_lost_its_paths_changes_nothing_until_a_path_is_back() {
+    let engine = engine();
+    let (target, _, map) = map_with_written_pages(&engine);
+    map.set_table(false);
+    refused_for_want_of_a_path(&engine, &map);
+    assert_eq!(target.target.devices().len(), 2);
+    map.set_table(true);
+    let detachment = engine.detach(DetachTarget::Device(map.node()), soon());
+    let detachment = detachment.unwrap();
+    assert!(detachment.safe_to_unmap, "{detachment:?}");
+    assert_eq!(detachment.flush, Some(Flush::Done));
+}
+
+#[test]
+fn a_caller_abandons_the_cache_of_a_unit_whose_map_lost_its_paths() {
+    let engine = engine();
+    let (target, _, map) = map_with_written_pages(&engine);
+    map.set_table(false);
     for device in target.target.devices() {
         fs::write(format!("/sys/bus/scsi/devices/{device}/delete"), "1").unwrap();
     }
-    drop(held);
-    let request = || DetachRequest::new(DetachTarget::Device(map.node()));
-    let failure = engine.detach(request(), soon()).unwrap_err();
-    assert!(!failure.receipt.safe_to_unmap);
-    assert_eq!(failure.stage(), Some(Stage::Flush));
-    // The other kernels know that the unit has a cache, and refuse to flush it without a path.
-    let flushes_nothing = (5, 11)..(6, 11);
-    let version = machine::kernel_version(&Roots::default()).unwrap();
-    let kind = if flushes_nothing.contains(&version) {
-        ErrorKind::NotReady
-    } else {
-        ErrorKind::Io
-    };
-    assert_eq!(failure.kind(), kind, "{failure}");
-    let abandoned = engine.detach(request().abandon_unwritten(), soon());
-    let abandoned = abandoned.unwrap();
+    refused_for_want_of_a_path(&engine, &map);
+    let request = DetachRequest::new(DetachTarget::Device(map.node()));
+    let abandoned = engine.detach(request.abandon_unwritten(), soon()).unwrap();
     assert!(!abandoned.safe_to_unmap, "{abandoned:?}");
     let receipt = abandoned.receipt.unwrap().map.unwrap();
     assert!(
@@ -272,5 +288,31 @@ fn a_detach_of_a_map_that_lost_its_paths_fails_until_the_caller_abandons_the_uni
         "{receipt:?}"
     );
     assert!(receipt.gone);
-    drop((map, target));
+}
+
+#[test]
+fn a_flush_of_a_map_that_has_just_lost_its_paths_has_failed_although_the_kernel_may_call_it_done() {
+    let engine = engine();
+    let (target, _, map) = map_with_written_pages(&engine);
+    let map = Arc::new(map);
+    let lost = Arc::clone(&map);
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Flush {
+            lost.set_table(false);
+        }
+    });
+    let request = DetachRequest::new(DetachTarget::Device(map.node()));
+    let failure = engine.detach(request.observe(observer), soon());
+    let failure = failure.unwrap_err();
+    assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
+    assert!(!failure.receipt.safe_to_unmap && map.node().exists());
+    // A later flush cannot tell what was lost meanwhile.
+    map.set_table(true);
+    let again = engine.detach(DetachTarget::Device(map.node()), soon());
+    let again = again.unwrap_err().to_string();
+    assert!(again.contains("an earlier flush"), "{again}");
+    let request = DetachRequest::new(DetachTarget::Device(map.node()));
+    let abandoned = engine.detach(request.abandon_unwritten(), soon()).unwrap();
+    assert!(!abandoned.safe_to_unmap, "{abandoned:?}");
+    drop(target);
 }
