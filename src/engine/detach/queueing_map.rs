@@ -1,4 +1,4 @@
-//! A multipath map that queues I/O and has no path. Writes to it, and its flush, wait until a
+//! A multipath map without a path. If it queues I/O, writes to it, and its flush, wait until a
 //! path comes or until the map is told to fail its I/O.
 
 use std::time::Duration;
@@ -123,39 +123,51 @@ impl PathWait<'_> {
         Ok(claims)
     }
 
-    /// Requires that the table which the kernel uses has a path. sysfs also shows the paths of a
-    /// table that is not used yet. A map whose state the kernel does not show counts as one with
-    /// a path.
+    /// Requires that the map has a path, also a failed one.
     ///
     /// # Errors
     /// `NotReady` at stage `flush`: a write would fail and its pages would be lost; `TimedOut`
     /// and `Cancelled`.
     pub(super) fn require_path(&self) -> Result<()> {
-        match self.map.status(self.engine.roots(), self.deadline) {
-            Ok(status) if status.paths.is_empty() => {
-                let message = format!(
-                    "the map {} has no path to its unit; nothing below it was deleted. Bring a \
-                     path back, or abandon unwritten data",
-                    self.map.name()
-                );
-                Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
-            }
-            Err(error) if error.kind().is_timeout_or_cancel() => Err(error),
-            _ => Ok(()),
+        if self.has_path()? {
+            return Ok(());
         }
+        let message = format!(
+            "the map {} has no path to its unit; nothing was changed. Bring a path back, or \
+             abandon unwritten data",
+            self.map.name()
+        );
+        Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
     }
 
-    /// [Requires a path](Self::require_path) after a flush that has succeeded, and records its
-    /// absence as a failed flush. Before Linux 6.11 a map without a path has no cache, so its flush
-    /// succeeds and reaches no unit (`drivers/md/dm-table.c`, `dm_table_set_restrictions`).
+    /// Requires that the map still has a path after a flush that has succeeded, and records a
+    /// failed flush otherwise. From Linux 5.11 to 6.10 a map without a path has no cache, so its
+    /// flush succeeds and reaches no unit (`drivers/md/dm-table.c`,
+    /// `dm_table_set_restrictions`).
+    ///
+    /// # Errors
+    /// `Io` at stage `flush`; `TimedOut` and `Cancelled`.
     pub(super) fn require_path_after_flush(&self) -> Result<()> {
-        let required = self.require_path();
-        if let Err(error) = &required
-            && error.kind() == ErrorKind::NotReady
-        {
-            FailedFlush::of(self.engine.roots(), self.map.disk())?.set(error);
+        if self.has_path()? {
+            return Ok(());
         }
-        required
+        let message = format!(
+            "the map {} lost its last path before its flush ended; nothing below it was deleted",
+            self.map.name()
+        );
+        let error = Error::new(ErrorKind::Io, message).at(Stage::Flush);
+        FailedFlush::of(self.engine.roots(), self.map.disk())?.set(&error);
+        Err(error)
+    }
+
+    /// Whether the table that the kernel uses has a path. If the kernel does not show it, sysfs
+    /// shows the devices of that table and of one that is not used yet.
+    fn has_path(&self) -> Result<bool> {
+        match self.map.status(self.engine.roots(), self.deadline) {
+            Ok(status) => Ok(!status.paths.is_empty()),
+            Err(error) if error.kind().is_timeout_or_cancel() => Err(error),
+            Err(_) => Ok(!self.map.paths()?.is_empty()),
+        }
     }
 
     /// A map whose state the kernel does not show, such as one with another table, counts as

@@ -123,8 +123,8 @@ pub enum Flush {
     /// Another unit answers at the address now, so nothing may be written there; no
     /// process had the disk open. The text names that unit.
     Replaced(String),
-    /// The flush failed, or reached no unit, and the caller had asked to go on: unwritten data is lost. The
-    /// text is the failure.
+    /// The flush failed, or reached no unit, and the caller had asked to go on: unwritten data is
+    /// lost. The text is the failure.
     Abandoned(String),
     /// The device had no disk.
     NoDisk,

@@ -73,7 +73,7 @@ pub struct DetachRequest {
 impl DetachRequest {
     /// A detach that fails rather than lose data. If a multipath map queues its I/O and has no
     /// path, the detach waits for one until the deadline, and the map keeps what it queued.
-    /// If a map that does not queue has no path, the detach ends as `NotReady`.
+    /// If the table of a map that does not queue has no path, the detach ends as `NotReady`.
     pub fn new(target: impl Into<DetachTarget>) -> Self {
         Self {
             target: target.into(),

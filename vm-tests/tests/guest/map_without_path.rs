@@ -304,6 +304,7 @@ fn a_flush_of_a_map_that_has_just_lost_its_paths_has_failed_although_the_kernel_
     let request = DetachRequest::new(DetachTarget::Device(map.node()));
     let failure = engine.detach(request.observe(observer), soon());
     let failure = failure.unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::Io, "{failure}");
     assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
     assert!(!failure.receipt.safe_to_unmap && map.node().exists());
     // A later flush cannot tell what was lost meanwhile.
