@@ -72,7 +72,7 @@ impl Engine {
     /// `InvalidInput` for a partition; `NotSupported` for a disk that is neither SCSI nor NBD, and
     /// before Linux 5.14 for an NBD source while any NBD device is connected: name the node; `Io`
     /// where a flush failed, and then that disk stays, and its map may be gone; `NotReady` where
-    /// the table of a multipath map has no path, and then everything stays; `NotPermitted`;
+    /// the table of a multipath map has no path, and then the map stays; `NotPermitted`;
     /// `TimedOut` at the stage that it names.
     #[tracing::instrument(skip_all, fields(target, node))]
     pub fn detach(

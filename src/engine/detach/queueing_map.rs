@@ -133,7 +133,7 @@ impl PathWait<'_> {
             return Ok(());
         }
         let message = format!(
-            "the map {} has no path to its unit; nothing was changed. Bring a path back, or \
+            "the map {} has no path to its unit, and stays as it is. Bring a path back, or \
              abandon unwritten data",
             self.map.name()
         );
@@ -160,8 +160,8 @@ impl PathWait<'_> {
         Err(error)
     }
 
-    /// Whether the table that the kernel uses has a path. If the kernel does not show it, sysfs
-    /// shows the devices of that table and of one that is not used yet.
+    /// Whether the active table of the map has a path. If the kernel does not show that table,
+    /// the answer comes from sysfs, which also lists the paths of an inactive table.
     fn has_path(&self) -> Result<bool> {
         match self.map.status(self.engine.roots(), self.deadline) {
             Ok(status) => Ok(!status.paths.is_empty()),

@@ -173,16 +173,20 @@ impl ClaimedDisk {
     }
 }
 
+fn refusing_to_drop_pages(errno: Errno) -> Failing {
+    Failing {
+        drop_pages: Some(errno),
+        ..SOUND
+    }
+}
+
 #[test]
 fn a_map_with_a_dead_path_or_whose_paths_are_changed_is_flushed_also_before_linux_5_11() {
     for (errno, kind) in [
         (Errno::ENODEV, ErrorKind::Vanished),
         (Errno::EAGAIN, ErrorKind::Io),
     ] {
-        let refusing = Failing {
-            drop_pages: Some(errno),
-            ..SOUND
-        };
+        let refusing = refusing_to_drop_pages(errno);
         let map = ClaimedDisk::named("dm-0");
         let flush = map.flush(write_back, refusing, FlushPolicy::Require);
         assert_eq!(flush.unwrap(), Flush::Done);
@@ -205,10 +209,7 @@ fn a_map_with_a_dead_path_or_whose_paths_are_changed_is_flushed_also_before_linu
         (Errno::EIO, ErrorKind::Io),
         (Errno::EACCES, ErrorKind::NotPermitted),
     ] {
-        let refusing = Failing {
-            drop_pages: Some(errno),
-            ..SOUND
-        };
+        let refusing = refusing_to_drop_pages(errno);
         let map = ClaimedDisk::named("dm-0");
         let flush = map.flush(write_back, refusing, FlushPolicy::Require);
         assert_eq!(flush.unwrap_err().kind(), kind);
