@@ -6,6 +6,9 @@ mod scsi;
 mod unit;
 mod users;
 
+use std::time::Duration;
+
+use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::inventory::users::MachineUsers;
 use crate::engine::nbd::known::current_links;
@@ -17,6 +20,9 @@ use crate::nbd::{self, Hints, Link, NbdDevice};
 pub use unit::{
     Inventory, InventoryMap, InventoryPath, InventoryUnit, NbdUnit, ScsiUnit, UnitKind,
 };
+
+/// How long unresponsive file servers may block an inventory, all together.
+const FILE_SERVERS_LIMIT: Duration = Duration::from_secs(16);
 
 impl Engine {
     /// Lists the SCSI disks, grouped into logical units, and the NBD devices that are in use.
@@ -31,9 +37,14 @@ impl Engine {
     /// # Errors
     /// Those of reading the lists of devices or of mounts.
     pub fn inventory(&self) -> Result<Inventory> {
+        self.inventory_by(Deadline::after(FILE_SERVERS_LIMIT))
+    }
+
+    /// The inventory. The lookups of file servers that do not answer end by `deadline`.
+    fn inventory_by(&self, deadline: Deadline) -> Result<Inventory> {
         let roots = self.roots();
         let tree = BlockTree::read(roots)?;
-        let users = MachineUsers::read(roots, &tree)?;
+        let users = MachineUsers::read(roots, &tree, deadline)?;
         let mut units = scsi::units(roots, &tree, &users)?;
         let mut indexes: Vec<_> = tree.disks().filter_map(NbdIndex::of_name).collect();
         indexes.sort_unstable();
@@ -57,7 +68,11 @@ impl Engine {
 }
 
 /// The unit of a device, which is a path of it, its map, or a partition of one of these.
-pub(super) fn unit_behind(engine: &Engine, devno: DevNo) -> Result<Option<InventoryUnit>> {
+pub(super) fn unit_behind(
+    engine: &Engine,
+    devno: DevNo,
+    deadline: Deadline,
+) -> Result<Option<InventoryUnit>> {
     let mut disk = BlockDevice::of(engine.roots(), devno)?;
     if let Some(partition) = disk.as_ref().filter(|disk| disk.is_partition()) {
         let parent = partition.dir().parent();
@@ -66,7 +81,7 @@ pub(super) fn unit_behind(engine: &Engine, devno: DevNo) -> Result<Option<Invent
     let Some(disk) = disk else {
         return Ok(None);
     };
-    let mut units = engine.inventory()?.units.into_iter();
+    let mut units = engine.inventory_by(deadline)?.units.into_iter();
     Ok(units.find(|unit| unit.is(disk.devno())))
 }
 

@@ -126,12 +126,13 @@ impl PathWait<'_> {
     /// Requires that the map has a path, also a failed one.
     ///
     /// # Errors
-    /// `NotReady` at stage `flush`: a write would fail and its pages would be lost; `TimedOut`
-    /// and `Cancelled`.
+    /// `NotReady` at stage `flush`: a write would fail and its pages would be lost; `Vanished` if
+    /// the map goes away; `TimedOut` and `Cancelled`.
     pub(super) fn require_path(&self) -> Result<()> {
         if self.has_path()? {
             return Ok(());
         }
+        self.record_as_unflushed();
         let message = format!(
             "the map {} has no path to its unit, and stays as it is. Bring a path back, or \
              abandon unwritten data",
@@ -146,7 +147,7 @@ impl PathWait<'_> {
     /// `dm_table_set_restrictions`).
     ///
     /// # Errors
-    /// `Io` at stage `flush`; `TimedOut` and `Cancelled`.
+    /// `Io` at stage `flush`; `Vanished`, `TimedOut` and `Cancelled`.
     pub(super) fn require_path_after_flush(&self) -> Result<()> {
         if self.has_path()? {
             return Ok(());
@@ -162,11 +163,28 @@ impl PathWait<'_> {
 
     /// Whether the active table of the map has a path. If the kernel does not show that table,
     /// the answer comes from sysfs, which also lists the paths of an inactive table.
+    /// A map that goes away also loses its paths in sysfs, so its loss is an error.
     fn has_path(&self) -> Result<bool> {
         match self.map.status(self.engine.roots(), self.deadline) {
             Ok(status) => Ok(!status.paths.is_empty()),
-            Err(error) if error.kind().is_timeout_or_cancel() => Err(error),
-            Err(_) => Ok(!self.map.paths()?.is_empty()),
+            Err(error)
+                if error.kind().is_timeout_or_cancel() || error.kind() == ErrorKind::Vanished =>
+            {
+                Err(error)
+            }
+            Err(_) => {
+                let paths = self.map.paths()?;
+                self.map.require()?;
+                Ok(!paths.is_empty())
+            }
+        }
+    }
+
+    /// Another process may remove the map, and the pages of the map would go with it.
+    fn record_as_unflushed(&self) {
+        match FailedFlush::of(self.engine.roots(), self.map.disk()) {
+            Ok(mark) => mark.set_unflushed(),
+            Err(error) => tracing::debug!(%error, map = self.map.name(), "the map went away"),
         }
     }
 
@@ -213,6 +231,7 @@ impl PathWait<'_> {
     }
 
     fn timed_out(&self) -> Error {
+        self.record_as_unflushed();
         let otherwise = match self.policy {
             FlushPolicy::Require => ", or abandon unwritten data",
             FlushPolicy::Abandon => "",
@@ -224,5 +243,53 @@ impl PathWait<'_> {
         );
         let error = Error::timed_out(Stage::Flush, self.deadline, &what);
         error.with_last_seen(self.map.describe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::kernel::Roots;
+
+    #[test]
+    fn a_map_that_goes_away_is_no_map_without_a_path() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let (map_dir, disk_dir) = (
+            roots.sysfs.join("block/dm-0"),
+            roots.sysfs.join("block/sda"),
+        );
+        for dir in [map_dir.join("dm"), map_dir.join("slaves"), disk_dir.clone()] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        for (file, text) in [
+            (map_dir.join("dev"), "253:0\n"),
+            (map_dir.join("dm/uuid"), "mpath-35000c500a1b2c3d4\n"),
+            (map_dir.join("dm/name"), "m\n"),
+            (disk_dir.join("dev"), "8:0\n"),
+        ] {
+            fs::write(file, text).unwrap();
+        }
+        let map = Map::all(roots).unwrap().remove(0);
+        let path_wait = PathWait {
+            engine: &engine,
+            map: &map,
+            daemon: None,
+            policy: FlushPolicy::Require,
+            deadline: Deadline::after(Duration::from_secs(30)),
+        };
+        // There is no device-mapper here, so sysfs answers.
+        let without_path = path_wait.require_path().unwrap_err();
+        assert_eq!(without_path.kind(), ErrorKind::NotReady, "{without_path}");
+        symlink(&disk_dir, map_dir.join("slaves/sda")).unwrap();
+        path_wait.require_path().unwrap();
+        fs::remove_dir_all(&map_dir).unwrap();
+        let gone = path_wait.require_path().unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::Vanished, "{gone}");
+        assert_ne!(gone.stage(), Some(Stage::Flush));
     }
 }

@@ -70,6 +70,7 @@ pub(super) fn remove_map(
     // this.
     drop(claim);
     call.enter(Stage::RemoveMap);
+    let mark = FailedFlush::of(engine.roots(), map.disk())?;
     let removed = delete_map(engine, map, daemon, watch, deadline);
     if matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse)
         && let Err(error) = path_wait.tell_to_fail_if_abandoned(watch, receipt)
@@ -78,6 +79,7 @@ pub(super) fn remove_map(
         tracing::debug!(%error, "cannot end the I/O of the processes that probe the map");
     }
     let removed = removed?;
+    mark.clear();
     receipt.gone = true;
     Ok(Some(removed))
 }
@@ -116,7 +118,9 @@ fn remove_partition_maps(
     call.enter(Stage::RemoveMap);
     for (part, claim) in claimed {
         drop(claim);
+        let mark = FailedFlush::of(engine.roots(), part.disk())?;
         let removed = delete_map(engine, &part, None, watch, deadline)?;
+        mark.clear();
         settle_removal(engine, watch, &removed, deadline)?;
     }
     Ok(())
@@ -158,7 +162,7 @@ fn write_map_back(
 
 /// Removes a map whose last path is gone. multipathd leaves such a map where udev
 /// probes it, so this call retries while only transient users have it open. A map
-/// with a path stays.
+/// with a path stays. The mark of a failed flush stays too: a later detach reports the loss.
 ///
 /// # Errors
 /// `InUse`, which names the users; `TimedOut`.
@@ -211,7 +215,6 @@ fn delete_map(
     deadline: Deadline,
 ) -> Result<RemovedDevice> {
     let (roots, disk) = (engine.roots(), map.disk());
-    let mark = FailedFlush::of(roots, disk)?;
     let removed_device = RemovedDevice::of(roots, disk)?;
     // This keeps multipathd from making the map again on a path's event. A daemon
     // that hangs gets half of the time; the kernel needs no daemon.
@@ -227,7 +230,6 @@ fn delete_map(
             _ => error,
         })?;
     }
-    mark.clear();
     Ok(removed_device)
 }
 

@@ -55,7 +55,7 @@ impl Engine {
     pub fn capacity(&self, node: &Path, deadline: Deadline) -> Result<Capacity> {
         let at = |error: Error| error.at(Stage::Resolve);
         let devno = blockdev::devno_at(self.roots(), node).map_err(at)?;
-        let Some(unit) = unit_behind(self, devno).map_err(at)? else {
+        let Some(unit) = unit_behind(self, devno, deadline).map_err(at)? else {
             let message = "it is neither a SCSI unit nor a connected NBD device";
             let error = Error::new(ErrorKind::NotSupported, message);
             return Err(at(error).with_path(node));

@@ -1,7 +1,6 @@
 //! The users of all units, read once.
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::inventory::{InventoryUnit, UnitKind};
@@ -11,9 +10,6 @@ use crate::id::DevNo;
 use crate::kernel::Roots;
 use crate::kernel::block_tree::BlockTree;
 use crate::kernel::mounts::{self, Mount};
-
-/// How long unresponsive file servers may block the call, all together.
-const LIMIT: Duration = Duration::from_secs(16);
 
 /// The mounts and swap areas of the machine, by the disk that they are on.
 pub(super) struct MachineUsers<'a> {
@@ -32,9 +28,9 @@ pub(super) struct UnitUsers {
 }
 
 impl<'a> MachineUsers<'a> {
-    pub(super) fn read(roots: &Roots, tree: &'a BlockTree) -> Result<Self> {
+    /// The lookups of file servers that do not answer end by `deadline`.
+    pub(super) fn read(roots: &Roots, tree: &'a BlockTree, deadline: Deadline) -> Result<Self> {
         let mut mounted = HashMap::<String, Vec<Mount>>::new();
-        let deadline = Deadline::after(LIMIT);
         let mounts = mounts::read_mounts(roots, deadline)?;
         for mount in mounts.found {
             if let Some(disk) = tree.disk_of(roots, mount.device)? {

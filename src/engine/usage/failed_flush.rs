@@ -3,6 +3,7 @@
 //! The kernel reports a failed write once. After that its pages count as clean, and the
 //! next `fsync` succeeds although data is lost. So the failure is recorded for as long as
 //! this life of the disk lasts, and no later flush of it, by any process, counts as a proof.
+//! A map without a path that could not be flushed has a record too, until a flush of it succeeds.
 
 mod note;
 mod unit_behind_disk;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use crate::crash::crash_point;
 use crate::engine::lock::run_dir;
-use crate::engine::usage::failed_flush::note::{Note, UNCOUNTED, UNSEEN};
+use crate::engine::usage::failed_flush::note::{Note, UNCOUNTED, UNFLUSHED, UNSEEN};
 use crate::engine::usage::failed_flush::unit_behind_disk::UnitBehindDisk;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
@@ -55,7 +56,7 @@ impl FailedFlush {
     fn failure_in(&self, note: Note) -> Option<String> {
         match note.under_way() {
             Some(errors) if UnitBehindDisk::read(&self.disk).failed_commands() == errors => None,
-            _ if note.why == UNSEEN => None,
+            _ if [UNSEEN, UNFLUSHED].contains(&note.why.as_str()) => None,
             _ => Some(note.why),
         }
     }
@@ -104,7 +105,23 @@ impl FailedFlush {
     /// Records that a flush failed, unless the disk is gone, since no process can ask then.
     pub(in crate::engine) fn set(&self, error: &Error) {
         let why = error.to_string().replace('\n', " ");
-        if let Err(failure) = self.write(&why) {
+        let written = self.write(&why);
+        self.report(why, written);
+    }
+
+    /// Records that a detach could not flush the disk, unless another mark is there. A later flush
+    /// of this life of the disk removes the mark. If the disk goes first, data may be lost.
+    pub(in crate::engine) fn set_unflushed(&self) {
+        let written = match self.note() {
+            Ok(Some(_)) => return,
+            Ok(None) => self.write(UNFLUSHED),
+            Err(error) => Err(error),
+        };
+        self.report(UNFLUSHED.to_owned(), written);
+    }
+
+    fn report(&self, why: String, written: Result<()>) {
+        if let Err(failure) = written {
             let path = self.path.clone();
             worker::emit(move || {
                 tracing::error!(why, %failure, path = %path.display(), "cannot record the outcome of a flush");
@@ -249,7 +266,7 @@ pub(in crate::engine) fn purge_stale(
         if is_current {
             continue;
         }
-        losses.extend(of_unit.then(|| format!("an earlier flush failed: {}", note.why)));
+        losses.extend(of_unit.then(|| note.loss(name)));
         if note.names.is_empty() || (of_unit && marks == LossMarks::Remove) {
             crash_point!(FailedFlushToSweep);
             let _swept_by_another = fs::remove_file(path);
@@ -270,154 +287,4 @@ pub(in crate::engine) fn lost_data_error(disk: &BlockDevice, earlier: &str) -> E
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::thread;
-
-    use super::note::FILE_SIZE;
-    use super::*;
-
-    #[test]
-    fn a_reason_that_is_longer_than_the_room_is_cut_between_two_characters() {
-        let note = Note {
-            why: format!("a{}", "é".repeat(FILE_SIZE)),
-            names: Vec::new(),
-        };
-        let text = String::from_utf8(note.padded()).unwrap();
-        assert_eq!(text.len(), FILE_SIZE);
-        assert!(text.starts_with("aé"), "{text}");
-    }
-
-    fn disk(roots: &Roots) -> BlockDevice {
-        let dir = roots.sysfs.join("block/sda");
-        fs::create_dir_all(&dir).unwrap();
-        fs::write(dir.join("dev"), "8:0\n").unwrap();
-        fs::write(dir.join("diskseq"), "7\n").unwrap();
-        BlockDevice::at(&dir).unwrap().unwrap()
-    }
-
-    #[test]
-    fn the_end_of_another_flush_takes_no_mark_of_a_flush_that_begins() {
-        let root = tempfile::tempdir().unwrap();
-        let roots = Roots::below(root.path());
-        let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
-        let has_ended = AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                while !has_ended.load(Ordering::Relaxed) {
-                    purge_stale(&roots, &[], LossMarks::Remove);
-                }
-            });
-            let begun: Vec<Result<bool>> = (0..2000)
-                .map(|_| mark.clone().begin().map(|flush| flush.removes_mark))
-                .collect();
-            has_ended.store(true, Ordering::Relaxed);
-            assert!(begun.into_iter().all(Result::unwrap));
-        });
-    }
-
-    #[test]
-    fn an_empty_mark_is_that_of_a_flush_that_has_not_begun() {
-        let root = tempfile::tempdir().unwrap();
-        let roots = Roots::below(root.path());
-        let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
-        fs::create_dir_all(mark.path.parent().unwrap()).unwrap();
-        fs::write(&mark.path, "").unwrap();
-        assert_eq!(mark.read().unwrap(), None);
-        let flush = mark.clone().begin().unwrap();
-        assert!(flush.removes_mark);
-        assert_eq!(fs::metadata(&mark.path).unwrap().len(), 4096);
-        assert_eq!(mark.read().unwrap(), None);
-        drop(flush);
-        assert!(!mark.path.exists());
-    }
-
-    #[test]
-    fn a_flush_whose_thread_panics_may_have_failed() {
-        let root = tempfile::tempdir().unwrap();
-        let roots = Roots::below(root.path());
-        let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
-        let flush = mark.clone().begin().unwrap();
-        let run = || flush.run(|_| false, |_| -> Result<()> { panic!("on purpose") });
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
-        assert!(mark.path.exists());
-    }
-
-    #[test]
-    fn a_flush_of_a_server_whose_process_ends_in_it_leaves_the_next_ones_without_proof() {
-        let root = tempfile::tempdir().unwrap();
-        let roots = Roots::below(root.path());
-        let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
-        let first = mark.clone().begin().unwrap();
-        first.mark_as_unseen().unwrap();
-        // The process is killed.
-        std::mem::forget(first);
-        for _ in 0..2 {
-            let flush = mark.clone().begin().unwrap();
-            flush.mark_as_unseen().unwrap();
-            assert!(flush.unseen().is_some());
-            flush.run(|_| true, |_| Ok(())).unwrap();
-            assert_eq!(mark.read().unwrap(), None);
-        }
-        mark.clear();
-        let flush = mark.clone().begin().unwrap();
-        assert_eq!(flush.unseen(), None);
-        flush.mark_as_unseen().unwrap();
-        flush.run(|_| true, |_| Ok(())).unwrap();
-        assert!(!mark.path.exists());
-    }
-
-    #[test]
-    fn a_failure_is_remembered_for_one_life_of_the_disk() {
-        let root = tempfile::tempdir().unwrap();
-        let roots = Roots::below(root.path());
-        let (disk, dir) = (disk(&roots), roots.sysfs.join("block/sda"));
-        let mark = || FailedFlush::of(&roots, &disk).unwrap();
-        assert_eq!(mark().read().unwrap(), None);
-        mark().set(&Error::new(ErrorKind::Io, "no"));
-        assert_eq!(mark().read().unwrap().as_deref(), Some("no"));
-        fs::write(dir.join("diskseq"), "8\n").unwrap();
-        assert_eq!(mark().read().unwrap(), None);
-        fs::write(dir.join("diskseq"), "7\n").unwrap();
-        mark().clear();
-        assert_eq!(mark().read().unwrap(), None);
-        mark().set(&Error::new(ErrorKind::Io, "no"));
-        purge_stale(&roots, &[], LossMarks::Keep);
-        assert_eq!(mark().read().unwrap().as_deref(), Some("no"));
-        let seventh = mark();
-        fs::write(dir.join("diskseq"), "8\n").unwrap();
-        purge_stale(&roots, &[], LossMarks::Keep);
-        assert_eq!(seventh.read().unwrap(), None);
-        seventh.set(&Error::new(ErrorKind::Io, "no"));
-        fs::remove_dir_all(&dir).unwrap();
-        purge_stale(&roots, &[], LossMarks::Keep);
-        assert_eq!(seventh.read().unwrap(), None);
-        // A process that dies during its flush cannot report a loss: the commands that
-        // failed since then show it.
-        let device = roots.sysfs.join("devices/2:0:0:1");
-        fs::create_dir_all(&device).unwrap();
-        fs::create_dir_all(&dir).unwrap();
-        fs::write(dir.join("dev"), "8:0\n").unwrap();
-        fs::write(dir.join("diskseq"), "9\n").unwrap();
-        std::os::unix::fs::symlink(&device, dir.join("device")).unwrap();
-        fs::write(device.join("ioerr_cnt"), "0x1f\n").unwrap();
-        // The process is killed.
-        std::mem::forget(mark().begin().unwrap());
-        assert_eq!(mark().read().unwrap(), None);
-        fs::write(device.join("ioerr_cnt"), "0x20\n").unwrap();
-        assert!(mark().read().unwrap().unwrap().contains("31 commands"));
-        drop(mark().begin().unwrap());
-        assert!(
-            mark().read().unwrap().is_some(),
-            "what may be lost is not forgotten"
-        );
-        mark().clear();
-        fs::remove_dir_all(&dir).unwrap();
-        let gone = FailedFlush {
-            path: roots.run.join("lunbd/lost-sda-7"),
-            disk,
-        };
-        gone.set(&Error::new(ErrorKind::Io, "no"));
-        assert_eq!(gone.read().unwrap(), None);
-    }
-}
+mod tests;

@@ -1,12 +1,16 @@
 //! An orchestrator's questions about a volume: how large and how full it is.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::Duration;
 
-use lunbd::ErrorKind;
 use lunbd::engine::FileSystem;
+use lunbd::{Deadline, ErrorKind};
+use nix::mount::{MsFlags, mount, umount};
 use serde_json::Value;
 use vm_tests::guest::agent::{attach, detach, engine, soon};
+use vm_tests::guest::stuck_fuse::StuckFuse;
 use vm_tests::guest::{self, ScsiDebug};
 
 const MIB: u64 = 1 << 20;
@@ -97,4 +101,34 @@ fn a_volume_says_its_bytes_and_when_mounted_what_statvfs_says() {
     detach(&engine, &target, 1).unwrap();
     let gone = engine.capacity(&attached.node, soon()).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn file_servers_that_hang_do_not_delay_the_capacity_of_a_volume_past_its_deadline() {
+    let (engine, target) = (engine(), ScsiDebug::options().luns(2).size_mib(16).load());
+    let node = attach(&engine, &target, 1).node;
+    let fuse = StuckFuse::mount_at("/tmp/stuck");
+    let place = |at: usize| format!("/tmp/beside{at}");
+    let link = |at: usize| format!("/tmp/link{at}");
+    // Without the deadline, a lookup of the first of these takes two seconds, and all take six.
+    let sources = 0..4;
+    for at in sources.clone() {
+        symlink(fuse.path().join("source"), link(at)).unwrap();
+        fs::create_dir(place(at)).unwrap();
+        let (kind, flags) = (Some("tmpfs"), MsFlags::empty());
+        mount(Some(&*link(at)), &*place(at), kind, flags, None::<&str>).unwrap();
+    }
+    let deadline = Deadline::after(Duration::from_secs(1));
+    let answer = engine.capacity(&node, deadline);
+    let took = deadline.elapsed();
+    // The lookups return from the kernel.
+    drop(fuse);
+    for at in sources {
+        umount(&*place(at)).unwrap();
+        fs::remove_dir(place(at)).unwrap();
+        fs::remove_file(link(at)).unwrap();
+    }
+    assert_eq!(answer.unwrap().bytes, 16 * MIB);
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
 }

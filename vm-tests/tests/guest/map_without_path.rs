@@ -317,3 +317,54 @@ fn a_flush_of_a_map_that_has_just_lost_its_paths_has_failed_although_the_kernel_
     assert!(!abandoned.safe_to_unmap, "{abandoned:?}");
     drop(target);
 }
+
+/// Removes the map as another process would. The kernel reports a failed write to the next flush of
+/// the map, and forgets it with the map.
+fn detach_after_another_process_removed(map: QueueingMap, engine: &Engine, disks: &[PathBuf]) {
+    drop(map);
+    let detached = engine.detach(DetachTarget::Device(disks[0].clone()), soon());
+    let detached = detached.unwrap();
+    assert!(!detached.safe_to_unmap, "{detached:?}");
+    let notes = detached.receipt.unwrap().notes;
+    let said = "went away and may not have been flushed";
+    assert!(notes.iter().any(|note| note.contains(said)), "{notes:?}");
+}
+
+#[test]
+fn a_map_that_was_refused_for_want_of_a_path_leaves_a_doubt_if_another_process_removes_it() {
+    let engine = engine();
+    let (target, disks) = attached_paths(&engine);
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    map.set_table(false);
+    drop(write_to(&map.node()));
+    assert_ne!(stored(&disks[1], WITHIN, LENGTH), vec![0x5a; LENGTH]);
+    drop(held);
+    udevd::settle();
+    refused_for_want_of_a_path(&engine, &map);
+    detach_after_another_process_removed(map, &engine, &disks);
+    drop(target);
+}
+
+#[test]
+fn a_map_that_queued_until_the_deadline_leaves_a_doubt_if_another_process_removes_it() {
+    let engine = engine();
+    let (target, disks) = attached_paths(&engine);
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    let writes = write_to(&map.node());
+    map.set_paths(false);
+    let closer = closing(writes);
+    let failure = time_out(
+        &engine,
+        DetachRequest::new(DetachTarget::Device(map.node())),
+    );
+    assert!(
+        failure.to_string().contains("bring a path back"),
+        "{failure}"
+    );
+    drop(held);
+    detach_after_another_process_removed(map, &engine, &disks);
+    closed(closer);
+    drop(target);
+}

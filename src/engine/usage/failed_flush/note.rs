@@ -19,6 +19,10 @@ pub(super) const UNCOUNTED: &str = "its process ended while it was under way, an
 pub(super) const UNSEEN: &str = "the process of an earlier flush ended in it, and the kernel keeps \
                                  no error of a flush of the server's cache";
 
+/// The mark of a map that no detach could flush. Its pages, and the errors of its failed writes,
+/// stay in the kernel until the map goes, so a later flush of the same map is a proof.
+pub(super) const UNFLUSHED: &str = "an earlier detach could not flush it, because it had no path";
+
 /// The size of a mark's file: a page of most file systems in memory.
 pub(super) const FILE_SIZE: usize = 4096;
 
@@ -61,6 +65,15 @@ impl Note {
     /// The mark of a flush that begins, after this many commands had failed.
     pub(super) fn of_begin(errors: u64) -> String {
         format!("{UNDER_WAY}{errors} commands had failed before")
+    }
+
+    /// What may be lost, if the disk of this kernel name went away with this mark.
+    pub(super) fn loss(&self, disk: &str) -> String {
+        let what = match self.why.as_str() {
+            UNFLUSHED => format!("{disk} went away and may not have been flushed"),
+            _ => "an earlier flush failed".to_owned(),
+        };
+        format!("{what}: {}", self.why)
     }
 
     /// How many commands had failed before the flush, if the flush is under way.

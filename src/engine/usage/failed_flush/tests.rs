@@ -1,0 +1,196 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::note::FILE_SIZE;
+use super::*;
+
+#[test]
+fn a_reason_that_is_longer_than_the_room_is_cut_between_two_characters() {
+    let note = Note {
+        why: format!("a{}", "é".repeat(FILE_SIZE)),
+        names: Vec::new(),
+    };
+    let text = String::from_utf8(note.padded()).unwrap();
+    assert_eq!(text.len(), FILE_SIZE);
+    assert!(text.starts_with("aé"), "{text}");
+}
+
+fn disk(roots: &Roots) -> BlockDevice {
+    let dir = roots.sysfs.join("block/sda");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("dev"), "8:0\n").unwrap();
+    fs::write(dir.join("diskseq"), "7\n").unwrap();
+    BlockDevice::at(&dir).unwrap().unwrap()
+}
+
+#[test]
+fn the_end_of_another_flush_takes_no_mark_of_a_flush_that_begins() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !has_ended.load(Ordering::Relaxed) {
+                purge_stale(&roots, &[], LossMarks::Remove);
+            }
+        });
+        let begun: Vec<Result<bool>> = (0..2000)
+            .map(|_| mark.clone().begin().map(|flush| flush.removes_mark))
+            .collect();
+        has_ended.store(true, Ordering::Relaxed);
+        assert!(begun.into_iter().all(Result::unwrap));
+    });
+}
+
+#[test]
+fn an_empty_mark_is_that_of_a_flush_that_has_not_begun() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
+    fs::create_dir_all(mark.path.parent().unwrap()).unwrap();
+    fs::write(&mark.path, "").unwrap();
+    assert_eq!(mark.read().unwrap(), None);
+    let flush = mark.clone().begin().unwrap();
+    assert!(flush.removes_mark);
+    assert_eq!(fs::metadata(&mark.path).unwrap().len(), 4096);
+    assert_eq!(mark.read().unwrap(), None);
+    drop(flush);
+    assert!(!mark.path.exists());
+}
+
+#[test]
+fn a_flush_whose_thread_panics_may_have_failed() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
+    let flush = mark.clone().begin().unwrap();
+    let run = || flush.run(|_| false, |_| -> Result<()> { panic!("on purpose") });
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
+    assert!(mark.path.exists());
+}
+
+#[test]
+fn a_flush_of_a_server_whose_process_ends_in_it_leaves_the_next_ones_without_proof() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
+    let first = mark.clone().begin().unwrap();
+    first.mark_as_unseen().unwrap();
+    // The process is killed.
+    std::mem::forget(first);
+    for _ in 0..2 {
+        let flush = mark.clone().begin().unwrap();
+        flush.mark_as_unseen().unwrap();
+        assert!(flush.unseen().is_some());
+        flush.run(|_| true, |_| Ok(())).unwrap();
+        assert_eq!(mark.read().unwrap(), None);
+    }
+    mark.clear();
+    let flush = mark.clone().begin().unwrap();
+    assert_eq!(flush.unseen(), None);
+    flush.mark_as_unseen().unwrap();
+    flush.run(|_| true, |_| Ok(())).unwrap();
+    assert!(!mark.path.exists());
+}
+
+#[test]
+fn a_failure_is_remembered_for_one_life_of_the_disk() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let (disk, dir) = (disk(&roots), roots.sysfs.join("block/sda"));
+    let mark = || FailedFlush::of(&roots, &disk).unwrap();
+    assert_eq!(mark().read().unwrap(), None);
+    mark().set(&Error::new(ErrorKind::Io, "no"));
+    assert_eq!(mark().read().unwrap().as_deref(), Some("no"));
+    fs::write(dir.join("diskseq"), "8\n").unwrap();
+    assert_eq!(mark().read().unwrap(), None);
+    fs::write(dir.join("diskseq"), "7\n").unwrap();
+    mark().clear();
+    assert_eq!(mark().read().unwrap(), None);
+    mark().set(&Error::new(ErrorKind::Io, "no"));
+    purge_stale(&roots, &[], LossMarks::Keep);
+    assert_eq!(mark().read().unwrap().as_deref(), Some("no"));
+    let seventh = mark();
+    fs::write(dir.join("diskseq"), "8\n").unwrap();
+    purge_stale(&roots, &[], LossMarks::Keep);
+    assert_eq!(seventh.read().unwrap(), None);
+    seventh.set(&Error::new(ErrorKind::Io, "no"));
+    fs::remove_dir_all(&dir).unwrap();
+    purge_stale(&roots, &[], LossMarks::Keep);
+    assert_eq!(seventh.read().unwrap(), None);
+    // A process that dies during its flush cannot report a loss: the commands that
+    // failed since then show it.
+    let device = roots.sysfs.join("devices/2:0:0:1");
+    fs::create_dir_all(&device).unwrap();
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("dev"), "8:0\n").unwrap();
+    fs::write(dir.join("diskseq"), "9\n").unwrap();
+    std::os::unix::fs::symlink(&device, dir.join("device")).unwrap();
+    fs::write(device.join("ioerr_cnt"), "0x1f\n").unwrap();
+    // The process is killed.
+    std::mem::forget(mark().begin().unwrap());
+    assert_eq!(mark().read().unwrap(), None);
+    fs::write(device.join("ioerr_cnt"), "0x20\n").unwrap();
+    assert!(mark().read().unwrap().unwrap().contains("31 commands"));
+    drop(mark().begin().unwrap());
+    assert!(
+        mark().read().unwrap().is_some(),
+        "what may be lost is not forgotten"
+    );
+    mark().clear();
+    fs::remove_dir_all(&dir).unwrap();
+    let gone = FailedFlush {
+        path: roots.run.join("lunbd/lost-sda-7"),
+        disk,
+    };
+    gone.set(&Error::new(ErrorKind::Io, "no"));
+    assert_eq!(gone.read().unwrap(), None);
+}
+
+#[test]
+fn a_map_that_could_not_be_flushed_may_have_lost_data_if_it_goes_before_a_flush() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let dir = roots.sysfs.join("block/dm-0");
+    fs::create_dir_all(dir.join("dm")).unwrap();
+    let uuid = "mpath-35000c500a1b2c3d4";
+    for (file, text) in [
+        ("dev", "253:0"),
+        ("diskseq", "7"),
+        ("dm/uuid", uuid),
+        ("dm/name", "m"),
+    ] {
+        fs::write(dir.join(file), format!("{text}\n")).unwrap();
+    }
+    let mark = FailedFlush::of(&roots, &BlockDevice::at(&dir).unwrap().unwrap()).unwrap();
+    mark.set_unflushed();
+    assert_eq!(mark.read().unwrap(), None, "a later flush is a proof");
+    assert!(!FailedFlush::is_under_way(&roots, &mark.disk).unwrap());
+    let flush = mark.clone().begin().unwrap();
+    flush.run(|_| true, |_| Ok(())).unwrap();
+    assert!(!mark.path.exists());
+
+    mark.set(&Error::new(ErrorKind::Io, "no"));
+    mark.set_unflushed();
+    assert_eq!(mark.read().unwrap().as_deref(), Some("no"));
+    mark.clear();
+
+    mark.set_unflushed();
+    let unit = ["naa.5000c500a1b2c3d4".parse().unwrap()];
+    let other = ["naa.5000c500a1b2c3d5".parse().unwrap()];
+    assert_eq!(purge_stale(&roots, &unit, LossMarks::Keep), [""; 0]);
+    fs::remove_dir_all(&dir).unwrap();
+    assert_eq!(purge_stale(&roots, &other, LossMarks::Keep), [""; 0]);
+    for marks in [LossMarks::Keep, LossMarks::Remove] {
+        let losses = purge_stale(&roots, &unit, marks);
+        let [loss] = &*losses else {
+            panic!("{losses:?}");
+        };
+        assert!(
+            loss.starts_with("dm-0 went away and may not have been flushed"),
+            "{loss}"
+        );
+    }
+    assert!(!mark.path.exists());
+}
