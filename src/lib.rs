@@ -15,8 +15,11 @@
 //!
 //! - call [`Engine::heal`] once, and keep an [`Engine::healer`] on a thread, for NBD;
 //! - keep an [`Engine::recover_sessions`] on a thread, for iSCSI;
-//! - with the feature `journal`, call `Engine::recover` once. A running
-//!   `reconcile::Reconciler` does all of this by itself.
+//! - with the feature `journal`, call `Engine::recover` once.
+//!
+//! A running `reconcile::Reconciler` heals and recovers the volumes of its journal. It heals no
+//! NBD device that is not in its journal. It recovers lunbd's iSCSI sessions once a volume with a
+//! login is wanted or is in its journal.
 //!
 //! # Example
 //!

@@ -2,7 +2,7 @@
 //! makes one attempt, and lunbd verifies the result by reading it back.
 //!
 //! The protocol is the NBD project's (`doc/proto.md`): the fixed newstyle
-//! handshake without TLS, up to the point where the kernel takes the socket
+//! handshake, with TLS for `nbds://`, up to the point where the kernel takes the socket
 //! over. lunbd never negotiates what the kernel cannot speak: structured replies,
 //! metadata contexts, extended headers.
 //!

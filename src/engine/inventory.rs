@@ -29,10 +29,11 @@ impl Engine {
     /// It leaves out a device that goes away meanwhile; where something cannot be read of a
     /// SCSI path, the path's data say so.
     ///
-    /// The call sends no command to a device, so no device can block it. A file server that
-    /// does not answer can block it for two seconds, where a mount was made from a link to it.
-    /// A path costs about twenty system calls; each session, remote port, map and mount is read
-    /// once, or once on each of a few threads where there are many paths.
+    /// The call sends no command to a device, so no device can block it. A mount source behind a
+    /// file server that does not answer delays the call by at most two seconds. All such sources
+    /// together delay it by at most 16 s. A path costs about twenty system calls; each session,
+    /// remote port, map and mount is read once, or once on each of a few threads where there are
+    /// many paths.
     ///
     /// # Errors
     /// Those of reading the lists of devices or of mounts.

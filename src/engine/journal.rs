@@ -1,9 +1,9 @@
 //! The journal: the engine writes down what it is about to do with each volume before it
 //! does it.
 //!
-//! The kernel holds the truth, and the journal is no copy of it: a record holds what was
-//! meant, how to repeat it, and the names that find the device again. After a crash
-//! [`Engine::recover`] reads sysfs, and finishes or undoes what the records say.
+//! The kernel holds the truth. A record holds what was meant, how to repeat it, and what the
+//! last attach or detach read back: for example the names that find the device again. After a
+//! crash [`Engine::recover`] reads sysfs, and finishes or undoes what the records say.
 //!
 //! Each volume has one small file, which is whole or absent whenever the machine stops: a
 //! new file is written beside it, synced and renamed, and the directory is synced. The file

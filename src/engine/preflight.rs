@@ -27,9 +27,11 @@ use crate::kernel::{sysfs, user_namespace};
 use crate::uevent::{self, Mode};
 
 impl Engine {
-    /// Checks everything on which attach and detach depend. It changes nothing, except that
-    /// it makes the kernel send one marked event for a virtual block device, to see whether
-    /// udev answers, and try its TLS, for which the kernel may load a module.
+    /// Checks everything on which attach and detach depend. It changes nothing, except for the
+    /// following. It makes the kernel send one marked event for a virtual block device, to see
+    /// whether udev answers. It makes the kernel try its TLS, for which the kernel may load a
+    /// module. It takes a lock in `/run/lunbd` for a moment, and creates that directory if it is
+    /// missing.
     #[must_use]
     pub fn preflight(&self, deadline: Deadline) -> Vec<Check> {
         type CheckFn = fn(&Engine, Deadline) -> Result<Check>;

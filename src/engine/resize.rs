@@ -29,24 +29,26 @@ impl Engine {
     /// `rescan` attribute (root) and `CAP_SYS_ADMIN`.
     ///
     /// An NBD device must answer a read first, and the call reads its last block at the end. It
-    /// never shrinks an NBD device. The server must accept one more client: over that connection
-    /// the call compares the first bytes of the volume with the device's and reads the last block,
-    /// before it changes anything of the device. Where the server serves the new size on new
-    /// connections only, as nbdkit does, the call replaces those of this process: a request in
-    /// flight on one waits for its [`io_timeout`](super::NbdOptions::io_timeout). Where another
-    /// process made them, the device gets its old size again and the resize fails as `NotReady`.
-    /// Linux 5.14 or later, for backend ids. Newer kernels (6.12) hold the device's I/O while they
-    /// change its size: where the server dies at that moment, requests wait, and no heal is
-    /// possible, until they fail after
+    /// never shrinks an NBD device. The server must accept one more client. Over that connection
+    /// the call compares the first 68 KiB of the volume with the device's. If the server allows
+    /// several connections, the call also compares a block at the end and 24 random blocks. Then it
+    /// reads the last block over that connection. It does all this before it changes anything of
+    /// the device. Where the server serves the new size on new connections only, as nbdkit does,
+    /// the call replaces those of this process: a request in flight on one waits for its
+    /// [`io_timeout`](super::NbdOptions::io_timeout). Where another process made them, the device
+    /// gets its old size again and the resize fails as `NotReady`. Linux 5.14 or later, for backend
+    /// ids. Newer kernels (6.12) hold the device's I/O while they change its size: where the server
+    /// dies at that moment, requests wait, and no heal is possible, until they fail after
     /// [`dead_connection_timeout`](super::NbdOptions::dead_connection_timeout). After a timeout at
     /// stage `reconfigure` the kernel may still change the size.
     ///
     /// # Errors
     /// `NotFound` where nothing is attached; `NotReady` naming each path that does not have the new
     /// size, where the connections of the NBD device have ended, and where the unit is smaller than
-    /// [`at_least`](ResizeRequest::at_least): then the kernel keeps the size that it has. Without `at_least` it takes over a smaller size too;
-    /// `IdentityMismatch`, also where the NBD export is smaller than the device, with both sizes,
-    /// or is another volume; `InvalidInput` where the server of an NBD device is not known;
+    /// [`at_least`](ResizeRequest::at_least): then the kernel keeps the size that it has. Without
+    /// `at_least` it takes over a smaller size too; `IdentityMismatch`, also where the NBD export
+    /// is smaller than the device, with both sizes, or is another volume; `InvalidInput` where the
+    /// server of an NBD device is not known, and where a map would shrink and no multipathd runs;
     /// `NotSupported` for a device that is neither a SCSI unit nor an NBD device with a backend id;
     /// those of [`dial`](crate::nbd::dial); `TimedOut` at the stage that it names.
     #[tracing::instrument(skip_all, fields(target = %request.target))]

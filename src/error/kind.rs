@@ -2,8 +2,9 @@
 
 use nix::errno::Errno;
 
-/// The kind of a failure. It alone decides the command's exit code, and [`Retry`] but for
-/// failures at stage [`Tls`](super::Stage::Tls).
+/// The kind of a failure. It decides the command's exit code, except after a signal (130, 143)
+/// and for a file that `apply --dry-run --exit-code` refuses (1). It also decides [`Retry`],
+/// except for failures at stage [`Tls`](super::Stage::Tls).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -19,7 +20,9 @@ pub enum ErrorKind {
     NotFound,
     /// The device is not the one that the caller expected.
     IdentityMismatch,
-    /// The device is mounted, mapped, swapped on or opened exclusively.
+    /// A user has the device: a mount, a map, a swap area, another device, a process or a target
+    /// of the kernel. This is also the kind if another process holds the journal, if another volume
+    /// claims the source, backend id or unit, or if the device is attached with other options.
     InUse,
     /// The caller's deadline passed. The message names the stage and the state that was
     /// last seen.

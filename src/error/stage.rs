@@ -1,6 +1,6 @@
-//! The stages of an attach and a detach.
+//! The stages of a call.
 
-/// A stage of an attach or a detach.
+/// A stage of a call.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::IntoStaticStr,
 )]
@@ -11,13 +11,15 @@
 pub enum Stage {
     /// Finding what the caller named.
     Resolve,
-    /// Waiting for another process that works on the same LUN.
+    /// Waiting for another call, also of another process, that works on the same address, unit,
+    /// NBD device or volume.
     Lock,
     /// Waiting for earlier kernel calls on the same SCSI host.
     Queue,
     /// Writing to the host's `scan` file.
     Scan,
-    /// Waiting for the disk driver to create the block device.
+    /// Waiting for the disk driver to create the block device, or for an NBD device to answer a
+    /// read.
     Probe,
     /// Reading the identity from the device.
     Identify,
@@ -51,7 +53,7 @@ pub enum Stage {
     Delete,
     /// Telling the kernel to release the sockets of an NBD device.
     Disconnect,
-    /// Waiting until the SCSI device is gone.
+    /// Waiting until the SCSI device is gone or the NBD device is free.
     Confirm,
     /// Waiting until multipathd has forgotten a path.
     Forget,

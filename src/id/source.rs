@@ -13,8 +13,8 @@ pub enum Source {
     /// `scsi:HOST:CHANNEL:TARGET:LUN`: one logical unit behind a SCSI host of
     /// this machine.
     Scsi(Hctl),
-    /// `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`: one
-    /// export of an NBD server.
+    /// `nbd://HOST[:PORT]/EXPORT`, `nbds://HOST[:PORT]/EXPORT` or
+    /// `nbd+unix:///EXPORT?socket=PATH`: one export of an NBD server.
     Nbd(NbdUri),
     /// `iscsi://PORTAL[,PORTAL...]/IQN/LUN`: one logical unit of an iSCSI target, through
     /// this machine's sessions with it.
@@ -49,8 +49,8 @@ impl FromStr for Source {
             _ => Err(ParseIdError::new(
                 "a source",
                 "scsi:HOST:CHANNEL:TARGET:LUN, iscsi://PORTAL[,PORTAL...]/IQN/LUN, \
-                 fc://WWPN[,WWPN...]/LUN, nbd://HOST[:PORT]/EXPORT or \
-                 nbd+unix:///EXPORT?socket=PATH",
+                 fc://WWPN[,WWPN...]/LUN, nbd://HOST[:PORT]/EXPORT, nbds://HOST[:PORT]/EXPORT \
+                 or nbd+unix:///EXPORT?socket=PATH",
                 text,
             )),
         }

@@ -58,8 +58,8 @@ use crate::iscsi::{CredentialsSource, SessionName};
 /// An unknown key is refused, and so is a file without any volume: `volume = []` says that
 /// none is wanted. A file that says `has_end = true` and has no `[end]` is refused, since it may
 /// be half of one, and so is an `[end]` without `has_end = true`. `lunbd apply` also refuses a
-/// file where these two are not the first and the last line. Secrets are read when they are
-/// needed, this machine's initiator name when the file is read.
+/// file where these two are not the first and the last line. lunbd reads secrets when it needs
+/// them. It reads this machine's initiator name when it reads the file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Deserialize)]
 #[serde(try_from = "DesiredFile")]
 pub struct Desired {
@@ -93,12 +93,12 @@ impl Desired {
     /// Adds a volume that is wanted attached as `request` says.
     ///
     /// For an attached volume, a change takes effect at once where possible: further sources,
-    /// the expected unit, `min_paths` and `multipath` by a repeated attach. Another source
-    /// (with none in common), another backend id, `read_only`, `connections`, another index
-    /// and another initiator need a detach first. The timeouts of NBD take effect at the next
-    /// attach or heal, the digests and secrets of iSCSI at the next login, and its timeouts,
-    /// settings, interface and source address with the next session: the attach warns of
-    /// those that a session does not have.
+    /// the expected unit, `min_paths` and `multipath` by a repeated attach. These changes need a
+    /// detach first: another source (with none in common), backend id, `read_only`, `connections`,
+    /// `block_size`, index or initiator, and an expected name that the attached unit does not have.
+    /// The timeouts of NBD take effect at the next attach or heal. The digests and secrets of iSCSI
+    /// take effect at the next login. The timeouts, settings, interface and source address of iSCSI
+    /// take effect with the next session. The attach warns of those that a session does not have.
     ///
     /// # Errors
     /// `InUse`, naming both volumes, where another volume claims the same source, backend id

@@ -31,13 +31,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How many volumes are attached and healed at once; 8 by default. As many are
-    /// detached in addition. One thread is reserved for detaches, and one for steps whose
-    /// obstacle may be gone. Volumes that hang do not delay the others: steps that failed
-    /// before get at most half of the threads, those of one server or target a quarter. First
-    /// attaches that take longer than 1 s get half of the threads at one server or target. A
-    /// step that takes longer than 5 s, or 1 s where it failed before, no longer counts;
-    /// at most 64 more threads are started for such steps.
+    /// How many volumes are attached and healed at once; 8 by default. Two further threads are
+    /// reserved: one for detaches, and one for detaches and for steps whose obstacle may be gone.
+    /// Detaches also use the threads that no attach uses: if no attach runs, as many volumes are
+    /// detached at once. Volumes that hang do not delay the others: steps that failed before get at
+    /// most half of the threads, those of one server or target a quarter. First attaches that take
+    /// longer than 1 s get half of the threads at one server or target. A step that takes longer
+    /// than 5 s, or 1 s where it failed before, no longer counts; at most 64 more threads are
+    /// started for such steps.
     #[must_use]
     pub fn threads(mut self, count: NonZeroUsize) -> Self {
         self.threads = count;

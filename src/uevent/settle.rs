@@ -30,8 +30,8 @@ pub enum Settled {
     UdevEvent,
     /// udev's answer to a barrier.
     Barrier,
-    /// The kernel has the device and the node exists. No udev runs here, so nothing
-    /// waits for links.
+    /// No event of udev reaches this process, so nothing waits for links. Only the kernel's event,
+    /// or sysfs alone, has shown the device.
     KernelOnly,
 }
 

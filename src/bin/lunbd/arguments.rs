@@ -26,7 +26,8 @@ pub(crate) use self::journal::{Apply, Journal, JournalPlace, Reap, Recover, Stat
 /// written as flat-N, which is flat space address N, or as 0x and 16 hex digits, which are the
 /// wire bytes); iscsi://PORTAL[,PORTAL...]/IQN/LUN, over existing sessions or over those that
 /// `attach --log-in` makes; fc://WWPN[,WWPN...]/LUN, over the local ports that see these ports
-/// of the target; or an NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH.
+/// of the target; or an NBD URI: nbd://HOST[:PORT]/EXPORT, nbds://HOST[:PORT]/EXPORT, which uses
+/// TLS, or nbd+unix:///EXPORT?socket=PATH.
 ///
 /// Exit codes: 0 done, 1 other, 2 usage, 3 not found or too few paths, 4 identity mismatch, 5 in
 /// use, 6 timed out, 7 not permitted, 8 not supported here, 9 `status` found a volume that is
@@ -38,8 +39,8 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Print one JSON object (`watch`: one a line) on standard output, and an error as one
-    /// object on standard error.
+    /// Print one JSON object on standard output; `apply`, `watch` and `heal --watch` print one
+    /// object on each line. Print an error as one object on standard error.
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
@@ -74,7 +75,8 @@ pub(crate) enum Command {
     /// then its multipath map; or the size that its NBD server reports. An NBD device is never
     /// shrunk.
     Resize(Resize),
-    /// Give new connections to NBD devices whose server went away and came back.
+    /// Give new connections to NBD devices whose server is back, or log in again to lost iSCSI
+    /// sessions.
     Heal(Heal),
     /// Ask an iSCSI portal for the targets that it knows and the portals of each, or an NBD
     /// server for the exports that it lists, with their size and flags. No daemon is needed.

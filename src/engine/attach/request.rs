@@ -147,11 +147,13 @@ pub enum Multipath {
     /// Waits until the map is there and holds every path of the attach. Fails at once where
     /// multipathd answers that it makes no map.
     Require,
-    /// Uses the map where multipathd makes one of these paths, else the first path;
+    /// Uses the map if multipathd makes one of these paths, otherwise the path with the best ALUA
+    /// access state. Of equal paths it uses the first. If several paths were named,
     /// [`Unit::Scsi`](crate::engine::Unit::Scsi) says why there is no map. A single path is mapped
     /// only where multipathd maps it by itself.
     #[default]
     Prefer,
-    /// Uses the first path and does not ask multipathd.
+    /// Asks no multipathd and uses the path with the best ALUA access state. Of equal paths it
+    /// uses the first.
     Off,
 }

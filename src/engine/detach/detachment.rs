@@ -30,14 +30,14 @@ pub struct Detachment {
     /// Whether this call removed the device; `false` if it was gone already.
     pub changed: bool,
     /// Whether all data was flushed and nothing of the volume is left on this machine, both
-    /// as read back. If it is `false`, the receipt's notes say what is not proven. For NBD it
-    /// means this device alone: the detach does not look for another device of the same export,
-    /// which has another backend id.
+    /// as read back. If it is `false`, the notes of a SCSI unit's receipt say what is not proven.
+    /// For an NBD device, `flush` says it. There `safe_to_unmap` means this device alone: the
+    /// detach does not look for another device of the same export, which has another backend id.
     pub safe_to_unmap: bool,
     /// Places where a user of the device would not have been seen: what such a user wrote
     /// after the flush is lost. For a SCSI unit these are the places of its receipt.
     pub not_looked_at: Vec<NotLookedAt>,
-    /// What was read back for each path of a SCSI unit.
+    /// What was read back for each path of a SCSI unit; `None` for an NBD device.
     pub receipt: Option<Receipt>,
     /// The iSCSI sessions that the detach logged out: the engine had made them, and they
     /// had no device left.

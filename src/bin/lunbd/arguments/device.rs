@@ -30,7 +30,8 @@ pub(crate) struct Attach {
     pub(crate) min_paths: usize,
 
     /// Whether the device is a multipath map: it must be one (require), it is one if
-    /// multipathd makes one (prefer), or it is the first path (off).
+    /// multipathd makes one (prefer), or it is a path (off). Without a map, the device is the
+    /// path with the best ALUA access state, and of equal paths the first.
     #[arg(long, value_name = "MODE", default_value = "prefer", value_parser = multipath)]
     pub(crate) multipath: Multipath,
 
