@@ -12,6 +12,7 @@ use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::inventory::users::MachineUsers;
 use crate::engine::nbd::known::current_links;
+use crate::engine::usage::NotLookedAt;
 use crate::error::{ErrorKind, Result};
 use crate::id::{DevNo, NbdIndex, Source};
 use crate::kernel::block_tree::BlockTree;
@@ -68,22 +69,25 @@ impl Engine {
     }
 }
 
-/// The unit of a device, which is a path of it, its map, or a partition of one of these.
+/// The unit of a device, which is a path of it, its map, or a partition of one of these, and the
+/// places where further mounts of it may be.
 pub(super) fn unit_behind(
     engine: &Engine,
     devno: DevNo,
     deadline: Deadline,
-) -> Result<Option<InventoryUnit>> {
+) -> Result<(Option<InventoryUnit>, Vec<NotLookedAt>)> {
     let mut disk = BlockDevice::of(engine.roots(), devno)?;
     if let Some(partition) = disk.as_ref().filter(|disk| disk.is_partition()) {
         let parent = partition.dir().parent();
         disk = parent.map(BlockDevice::at).transpose()?.flatten();
     }
     let Some(disk) = disk else {
-        return Ok(None);
+        return Ok((None, Vec::new()));
     };
-    let mut units = engine.inventory_by(deadline)?.units.into_iter();
-    Ok(units.find(|unit| unit.is(disk.devno())))
+    let inventory = engine.inventory_by(deadline)?;
+    let mut units = inventory.units.into_iter();
+    let unit = units.find(|unit| unit.is(disk.devno()));
+    Ok((unit, inventory.not_looked_at))
 }
 
 /// Returns `None` for a free device.

@@ -45,6 +45,17 @@ impl Map {
         Self::at(disk.dir())
     }
 
+    /// The map of a partition that this disk, a `dm-N`, is; `None` if it is no such map.
+    pub(crate) fn of_partition(disk: &BlockDevice) -> Result<Option<Self>> {
+        let is_partition = |uuid: &str| {
+            let of = uuid
+                .split_once('-')
+                .filter(|(kind, _)| kind.starts_with("part"));
+            of.is_some_and(|(_, of)| of.starts_with(PREFIX))
+        };
+        Self::with_uuid(disk.dir(), is_partition)
+    }
+
     /// Whether the device-mapper device of this kernel name is gone or being removed.
     /// During its removal it no longer shows its uuid, and it releases the devices below it
     /// in a moment (`drivers/md/dm.c`, `__dm_destroy`). A device that is just being created
@@ -151,7 +162,8 @@ impl Map {
     /// this crate does not know.
     #[must_use]
     pub fn wwid(&self) -> Option<Wwid> {
-        self.uuid.parse().ok()
+        let of_whole = self.uuid.find(PREFIX).and_then(|at| self.uuid.get(at..));
+        of_whole?.parse().ok()
     }
 
     /// Its block device.
@@ -197,7 +209,7 @@ impl Map {
 
     /// # Errors
     /// `Vanished` if this life of the map is over.
-    pub(crate) fn require(&self) -> Result<()> {
+    pub(super) fn require(&self) -> Result<()> {
         if self.is_there() {
             return Ok(());
         }

@@ -46,6 +46,7 @@ impl PathWait<'_> {
         if !self.queues_without_path()? {
             return Ok(false);
         }
+        self.record_as_unflushed();
         call.enter(Stage::Flush);
         loop {
             self.tell_to_fail_if_abandoned(watch, receipt)?;
@@ -172,19 +173,20 @@ impl PathWait<'_> {
             {
                 Err(error)
             }
-            Err(_) => {
-                let paths = self.map.paths()?;
-                self.map.require()?;
-                Ok(!paths.is_empty())
-            }
+            Err(_) => Ok(!self.map.paths()?.is_empty()),
         }
     }
 
-    /// Another process may remove the map, and the pages of the map would go with it.
+    /// Another process may remove the map and the maps of its partitions, and their pages would
+    /// go with them.
     fn record_as_unflushed(&self) {
-        match FailedFlush::of(self.engine.roots(), self.map.disk()) {
-            Ok(mark) => mark.set_unflushed(),
-            Err(error) => tracing::debug!(%error, map = self.map.name(), "the map went away"),
+        let parts = self.map.partition_maps().unwrap_or_default();
+        for map in parts.iter().chain([self.map]) {
+            match FailedFlush::of(self.engine.roots(), map.disk()) {
+                // Otherwise the mark may be that of a later map.
+                Ok(mark) if map.is_there() => mark.set_unflushed(),
+                _ => tracing::debug!(map = map.name(), "the map went away"),
+            }
         }
     }
 
@@ -231,7 +233,6 @@ impl PathWait<'_> {
     }
 
     fn timed_out(&self) -> Error {
-        self.record_as_unflushed();
         let otherwise = match self.policy {
             FlushPolicy::Require => ", or abandon unwritten data",
             FlushPolicy::Abandon => "",

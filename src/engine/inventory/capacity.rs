@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::deadline::Deadline;
 use crate::engine::inventory::unit_behind;
+use crate::engine::usage::NotLookedAt;
 use crate::engine::{Engine, InventoryUnit};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::DevNo;
@@ -21,6 +22,9 @@ pub struct Capacity {
     pub bytes: u64,
     /// The mounted file systems of the volume, each listed once.
     pub file_systems: Vec<FileSystem>,
+    /// The places where further mounts of the volume may be: file servers that did not answer
+    /// have them.
+    pub not_looked_at: Vec<NotLookedAt>,
 }
 
 /// A mounted file system.
@@ -55,7 +59,8 @@ impl Engine {
     pub fn capacity(&self, node: &Path, deadline: Deadline) -> Result<Capacity> {
         let at = |error: Error| error.at(Stage::Resolve);
         let devno = blockdev::devno_at(self.roots(), node).map_err(at)?;
-        let Some(unit) = unit_behind(self, devno, deadline).map_err(at)? else {
+        let (unit, not_looked_at) = unit_behind(self, devno, deadline).map_err(at)?;
+        let Some(unit) = unit else {
             let message = "it is neither a SCSI unit nor a connected NBD device";
             let error = Error::new(ErrorKind::NotSupported, message);
             return Err(at(error).with_path(node));
@@ -63,6 +68,7 @@ impl Engine {
         Ok(Capacity {
             bytes: unit.size.unwrap_or(0),
             file_systems: self.file_systems(&unit, deadline),
+            not_looked_at,
         })
     }
 

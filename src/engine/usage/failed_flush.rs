@@ -86,9 +86,10 @@ impl FailedFlush {
     pub(in crate::engine) fn begin(self) -> Result<FlushUnderWay> {
         let in_flush = |error: Error| error.at(Stage::Flush);
         let note = self.note().map_err(in_flush)?;
-        let is_unseen = note.as_ref().is_some_and(|note| note.why == UNSEEN);
+        let why = note.as_ref().map(|note| note.why.as_str());
+        let no_failure = [UNSEEN, UNFLUSHED].into_iter().find(|it| why == Some(*it));
         let failure = note.and_then(|note| self.failure_in(note));
-        let is_first = !is_unseen && failure.is_none();
+        let is_first = no_failure != Some(UNSEEN) && failure.is_none();
         if is_first {
             let unit = UnitBehindDisk::read(&self.disk);
             let begins = Note::of_begin(unit.failed_commands());
@@ -98,7 +99,7 @@ impl FailedFlush {
             mark: self,
             is_first,
             removes_mark: is_first,
-            is_unseen,
+            no_failure,
         })
     }
 
@@ -171,7 +172,8 @@ pub(in crate::engine) struct FlushUnderWay {
     /// No earlier flush has failed, and the result of each was seen.
     is_first: bool,
     removes_mark: bool,
-    is_unseen: bool,
+    /// `UNSEEN` or `UNFLUSHED`, if the mark said so before this flush.
+    no_failure: Option<&'static str>,
 }
 
 impl FlushUnderWay {
@@ -185,6 +187,10 @@ impl FlushUnderWay {
         let flushed = flush(&self);
         match &flushed {
             Err(error) if has_lost_data(error) => self.mark.set(error),
+            Err(_) if self.no_failure == Some(UNFLUSHED) => {
+                let written = self.mark.write(UNFLUSHED);
+                self.mark.report(UNFLUSHED.to_owned(), written);
+            }
             _ => self.removes_mark = self.is_first,
         }
         flushed
@@ -193,7 +199,7 @@ impl FlushUnderWay {
     /// Why a success of this flush proves nothing: the process of an earlier one ended before it
     /// saw the result, and the server may report a failure once. `None` if each result was seen.
     pub(in crate::engine) fn unseen(&self) -> Option<&'static str> {
-        self.is_unseen.then_some(UNSEEN)
+        self.no_failure.filter(|why| *why == UNSEEN)
     }
 
     /// Marks, on a device whose failed commands the kernel does not count, that nobody sees the

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lunbd::engine::{DetachFailure, Flush, StageObserver};
+use lunbd::engine::{DetachFailure, Detachment, Flush, StageObserver};
 use lunbd::error::Stage;
 use lunbd::{Deadline, DetachRequest, DetachTarget, Engine, ErrorKind};
 use vm_tests::guest::agent::{engine, soon};
@@ -318,14 +318,10 @@ fn a_flush_of_a_map_that_has_just_lost_its_paths_has_failed_although_the_kernel_
     drop(target);
 }
 
-/// Removes the map as another process would. The kernel reports a failed write to the next flush of
-/// the map, and forgets it with the map.
-fn detach_after_another_process_removed(map: QueueingMap, engine: &Engine, disks: &[PathBuf]) {
-    drop(map);
-    let detached = engine.detach(DetachTarget::Device(disks[0].clone()), soon());
-    let detached = detached.unwrap();
+/// The kernel reports a failed write to the next flush of the map, and forgets it with the map.
+fn assert_doubt(detached: &Detachment) {
     assert!(!detached.safe_to_unmap, "{detached:?}");
-    let notes = detached.receipt.unwrap().notes;
+    let notes = &detached.receipt.as_ref().unwrap().notes;
     let said = "went away and may not have been flushed";
     assert!(notes.iter().any(|note| note.contains(said)), "{notes:?}");
 }
@@ -342,29 +338,36 @@ fn a_map_that_was_refused_for_want_of_a_path_leaves_a_doubt_if_another_process_r
     drop(held);
     udevd::settle();
     refused_for_want_of_a_path(&engine, &map);
-    detach_after_another_process_removed(map, &engine, &disks);
+    // This process removes the map as another one would.
+    drop(map);
+    let detached = engine.detach(DetachTarget::Device(disks[0].clone()), soon());
+    assert_doubt(&detached.unwrap());
     drop(target);
 }
 
 #[test]
-fn a_map_that_queued_until_the_deadline_leaves_a_doubt_if_another_process_removes_it() {
+fn a_queueing_map_that_another_process_removes_during_the_wait_for_a_path_leaves_a_doubt() {
     let engine = engine();
     let (target, disks) = attached_paths(&engine);
     let held = udevd::stopped();
     let map = QueueingMap::over(&disks);
-    let writes = write_to(&map.node());
+    let node = map.node();
+    let writes = write_to(&node);
     map.set_paths(false);
-    let closer = closing(writes);
-    let failure = time_out(
-        &engine,
-        DetachRequest::new(DetachTarget::Device(map.node())),
-    );
-    assert!(
-        failure.to_string().contains("bring a path back"),
-        "{failure}"
-    );
-    drop(held);
-    detach_after_another_process_removed(map, &engine, &disks);
-    closed(closer);
+    let waiting = Mutex::new(Some((map, closing(writes), held)));
+    let observer = StageObserver::new(move |stage| {
+        let first = waiting.lock().unwrap().take_if(|_| stage == Stage::Flush);
+        if let Some((map, closer, held)) = first {
+            drop(map);
+            closed(closer);
+            drop(held);
+        }
+    });
+    let request = DetachRequest::new(DetachTarget::Device(node)).observe(observer);
+    let detached = engine.detach(request, soon()).unwrap();
+    assert_doubt(&detached);
+    let name = detached.receipt.unwrap().names.remove(0);
+    // Nothing is left of the unit.
+    assert_doubt(&engine.detach(DetachTarget::Unit(name), soon()).unwrap());
     drop(target);
 }

@@ -148,13 +148,10 @@ fn a_failure_is_remembered_for_one_life_of_the_disk() {
     assert_eq!(gone.read().unwrap(), None);
 }
 
-#[test]
-fn a_map_that_could_not_be_flushed_may_have_lost_data_if_it_goes_before_a_flush() {
-    let root = tempfile::tempdir().unwrap();
-    let roots = Roots::below(root.path());
+/// The map, or the map of a partition, with this uuid.
+fn map(roots: &Roots, uuid: &str) -> BlockDevice {
     let dir = roots.sysfs.join("block/dm-0");
     fs::create_dir_all(dir.join("dm")).unwrap();
-    let uuid = "mpath-35000c500a1b2c3d4";
     for (file, text) in [
         ("dev", "253:0"),
         ("diskseq", "7"),
@@ -163,34 +160,54 @@ fn a_map_that_could_not_be_flushed_may_have_lost_data_if_it_goes_before_a_flush(
     ] {
         fs::write(dir.join(file), format!("{text}\n")).unwrap();
     }
-    let mark = FailedFlush::of(&roots, &BlockDevice::at(&dir).unwrap().unwrap()).unwrap();
+    BlockDevice::at(&dir).unwrap().unwrap()
+}
+
+const MAP: &str = "mpath-35000c500a1b2c3d4";
+
+#[test]
+fn a_map_that_could_not_be_flushed_is_so_until_a_flush_succeeds_or_fails() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let mark = FailedFlush::of(&roots, &map(&roots, MAP)).unwrap();
     mark.set_unflushed();
     assert_eq!(mark.read().unwrap(), None, "a later flush is a proof");
     assert!(!FailedFlush::is_under_way(&roots, &mark.disk).unwrap());
-    let flush = mark.clone().begin().unwrap();
-    flush.run(|_| true, |_| Ok(())).unwrap();
-    assert!(!mark.path.exists());
-
-    mark.set(&Error::new(ErrorKind::Io, "no"));
+    let flush = |ended: Result<()>| {
+        let flush = mark.clone().begin().unwrap();
+        let _ended = flush.run(|error| error.kind() == ErrorKind::Io, |_| ended);
+        mark.note().unwrap().map(|note| note.why)
+    };
+    let error = |kind| Err(Error::new(kind, "no"));
+    let still = flush(error(ErrorKind::NotPermitted));
+    assert_eq!(still.as_deref(), Some(UNFLUSHED));
+    assert_eq!(flush(Ok(())), None);
+    mark.set_unflushed();
+    assert_eq!(flush(error(ErrorKind::Io)).as_deref(), Some("no"));
     mark.set_unflushed();
     assert_eq!(mark.read().unwrap().as_deref(), Some("no"));
-    mark.clear();
+}
 
-    mark.set_unflushed();
-    let unit = ["naa.5000c500a1b2c3d4".parse().unwrap()];
-    let other = ["naa.5000c500a1b2c3d5".parse().unwrap()];
-    assert_eq!(purge_stale(&roots, &unit, LossMarks::Keep), [""; 0]);
-    fs::remove_dir_all(&dir).unwrap();
-    assert_eq!(purge_stale(&roots, &other, LossMarks::Keep), [""; 0]);
-    for marks in [LossMarks::Keep, LossMarks::Remove] {
-        let losses = purge_stale(&roots, &unit, marks);
-        let [loss] = &*losses else {
-            panic!("{losses:?}");
-        };
-        assert!(
-            loss.starts_with("dm-0 went away and may not have been flushed"),
-            "{loss}"
-        );
+#[test]
+fn a_map_that_goes_before_it_could_be_flushed_may_have_lost_data() {
+    for uuid in [MAP, "part1-mpath-35000c500a1b2c3d4"] {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let mark = FailedFlush::of(&roots, &map(&roots, uuid)).unwrap();
+        mark.set_unflushed();
+        let unit = ["naa.5000c500a1b2c3d4".parse().unwrap()];
+        let other = ["naa.5000c500a1b2c3d5".parse().unwrap()];
+        assert_eq!(purge_stale(&roots, &unit, LossMarks::Keep), [""; 0]);
+        fs::remove_dir_all(mark.disk.dir()).unwrap();
+        assert_eq!(purge_stale(&roots, &other, LossMarks::Keep), [""; 0]);
+        for marks in [LossMarks::Keep, LossMarks::Remove] {
+            let losses = purge_stale(&roots, &unit, marks);
+            let [loss] = &*losses else {
+                panic!("{uuid}: {losses:?}");
+            };
+            let said = "dm-0 went away and may not have been flushed";
+            assert!(loss.starts_with(said), "{uuid}: {loss}");
+        }
+        assert!(!mark.path.exists(), "{uuid}");
     }
-    assert!(!mark.path.exists());
 }

@@ -8,6 +8,7 @@ use crate::scsi::ScsiDevice;
 /// What the kernel shows of the unit behind a disk or a map.
 pub(super) enum UnitBehindDisk {
     Map(Map),
+    PartitionMap(Map),
     Device(ScsiDevice),
     /// The disk is neither a map nor a SCSI disk, or it is gone.
     Unknown,
@@ -18,13 +19,16 @@ impl UnitBehindDisk {
         if let Ok(Some(map)) = Map::of_disk(disk) {
             return Self::Map(map);
         }
+        if let Ok(Some(map)) = Map::of_partition(disk) {
+            return Self::PartitionMap(map);
+        }
         let device = ScsiDevice::of_disk(disk).ok().flatten();
         device.map_or(Self::Unknown, Self::Device)
     }
 
-    /// Whether the kernel counts the commands that it has failed. It does so for SCSI.
+    /// Whether this process reads how many commands have failed, which the kernel counts for SCSI.
     pub(super) fn counts_failed_commands(&self) -> bool {
-        !matches!(self, Self::Unknown)
+        matches!(self, Self::Map(_) | Self::Device(_))
     }
 
     /// How many commands the device, or the devices below the map, have failed; 0 if the kernel
@@ -37,7 +41,7 @@ impl UnitBehindDisk {
         let count = match self {
             Self::Map(map) => map.paths().unwrap_or_default().iter().map(of_path).sum(),
             Self::Device(device) => device.failed_commands(),
-            Self::Unknown => None,
+            Self::PartitionMap(_) | Self::Unknown => None,
         };
         count.unwrap_or(0)
     }
@@ -45,7 +49,7 @@ impl UnitBehindDisk {
     /// The names of the unit, as far as the kernel shows them.
     pub(super) fn names(&self) -> Vec<Wwid> {
         match self {
-            Self::Map(map) => map.wwid().into_iter().collect(),
+            Self::Map(map) | Self::PartitionMap(map) => map.wwid().into_iter().collect(),
             Self::Device(device) => device.cached_identity().unwrap_or_default().names,
             Self::Unknown => Vec::new(),
         }
