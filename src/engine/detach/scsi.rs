@@ -239,7 +239,7 @@ fn alias(lun: Lun) -> Option<Lun> {
 fn retry_until_gone(run: &mut DetachRun<'_>, call: &mut CallContext) -> Result<()> {
     let deadline = call.deadline;
     let mut pauses = Backoff::for_other_process();
-    let mut last_failure = None;
+    let mut last_failure: Option<Error> = None;
     loop {
         match run.remove_present(call) {
             Ok(false) => break,
@@ -251,15 +251,21 @@ fn retry_until_gone(run: &mut DetachRun<'_>, call: &mut CallContext) -> Result<(
                     // Another pass without time left would report less than this one.
                     return Err(users_stayed(&error, deadline));
                 }
-                last_failure = Some((error.stage(), error.kind()));
+                last_failure = Some(error);
             }
-            // The deadline passed during the pass or the look at the users.
-            Err(error)
-                if deadline.has_passed() && last_failure == Some((error.stage(), error.kind())) =>
-            {
-                return Err(users_stayed(&error, deadline));
+            Err(error) => {
+                let last = last_failure
+                    .filter(|last| deadline.has_passed() && last.stage() == error.stage());
+                return Err(match last {
+                    // The deadline passed during the look at the users.
+                    Some(last) if last.kind() == error.kind() => users_stayed(&error, deadline),
+                    // The deadline passed before the pass saw the users again.
+                    Some(last) if error.kind() == ErrorKind::TimedOut => {
+                        users_stayed(&last, deadline)
+                    }
+                    _ => error,
+                });
             }
-            Err(error) => return Err(error),
         }
     }
     run.wait_until_forgotten(call)
