@@ -209,7 +209,7 @@ impl Map {
 
     /// # Errors
     /// `Vanished` if this life of the map is over.
-    pub(super) fn require(&self) -> Result<()> {
+    pub(crate) fn require(&self) -> Result<()> {
         if self.is_there() {
             return Ok(());
         }

@@ -158,7 +158,10 @@ impl PathWait<'_> {
             self.map.name()
         );
         let error = Error::new(ErrorKind::Io, message).at(Stage::Flush);
-        FailedFlush::of(self.engine.roots(), self.map.disk())?.set(&error);
+        let mark = FailedFlush::of(self.engine.roots(), self.map.disk())?;
+        // Otherwise the mark may be that of a later map.
+        self.map.require()?;
+        mark.set(&error);
         Err(error)
     }
 
@@ -173,7 +176,11 @@ impl PathWait<'_> {
             {
                 Err(error)
             }
-            Err(_) => Ok(!self.map.paths()?.is_empty()),
+            Err(_) => {
+                let paths = self.map.paths()?;
+                self.map.require()?;
+                Ok(!paths.is_empty())
+            }
         }
     }
 

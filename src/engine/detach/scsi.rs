@@ -259,9 +259,11 @@ fn retry_until_gone(run: &mut DetachRun<'_>, call: &mut CallContext) -> Result<(
                 return Err(match last {
                     // The deadline passed during the look at the users.
                     Some(last) if last.kind() == error.kind() => users_stayed(&error, deadline),
-                    // The deadline passed before the pass saw the users again.
+                    // The call that timed out may not have begun.
                     Some(last) if error.kind() == ErrorKind::TimedOut => {
-                        users_stayed(&last, deadline)
+                        let seen = error.last_seen().unwrap_or("nothing");
+                        let seen = format!("{seen}; before that: {last}");
+                        error.with_last_seen(seen)
                     }
                     _ => error,
                 });
