@@ -39,34 +39,34 @@ impl Engine {
     /// # Errors
     /// Those of reading the lists of devices or of mounts.
     pub fn inventory(&self) -> Result<Inventory> {
-        self.inventory_by(Deadline::after(FILE_SERVERS_LIMIT))
+        inventory_by(self, Deadline::after(FILE_SERVERS_LIMIT))
     }
+}
 
-    /// The inventory. The lookups of file servers that do not answer end by `deadline`.
-    fn inventory_by(&self, deadline: Deadline) -> Result<Inventory> {
-        let roots = self.roots();
-        let tree = BlockTree::read(roots)?;
-        let users = MachineUsers::read(roots, &tree, deadline)?;
-        let mut units = scsi::units(roots, &tree, &users)?;
-        let mut indexes: Vec<_> = tree.disks().filter_map(NbdIndex::of_name).collect();
-        indexes.sort_unstable();
-        for index in indexes {
-            let Some(device) = NbdDevice::find(roots, index)? else {
-                continue;
-            };
-            match describe_nbd(self, &device, &users) {
-                Ok(unit) => units.extend(unit),
-                // The kernel removes the device's attributes before its directory.
-                Err(error) if error.kind() == ErrorKind::Vanished => {}
-                Err(error) => return Err(error),
-            }
+/// The inventory. The lookups of file servers that do not answer end by `deadline`.
+fn inventory_by(engine: &Engine, deadline: Deadline) -> Result<Inventory> {
+    let roots = engine.roots();
+    let tree = BlockTree::read(roots)?;
+    let users = MachineUsers::read(roots, &tree, deadline)?;
+    let mut units = scsi::units(roots, &tree, &users)?;
+    let mut indexes: Vec<_> = tree.disks().filter_map(NbdIndex::of_name).collect();
+    indexes.sort_unstable();
+    for index in indexes {
+        let Some(device) = NbdDevice::find(roots, index)? else {
+            continue;
+        };
+        match describe_nbd(engine, &device, &users) {
+            Ok(unit) => units.extend(unit),
+            // The kernel removes the device's attributes before its directory.
+            Err(error) if error.kind() == ErrorKind::Vanished => {}
+            Err(error) => return Err(error),
         }
-        let not_looked_at = users.not_looked_at;
-        Ok(Inventory {
-            units,
-            not_looked_at,
-        })
     }
+    let not_looked_at = users.not_looked_at;
+    Ok(Inventory {
+        units,
+        not_looked_at,
+    })
 }
 
 /// The unit of a device, which is a path of it, its map, or a partition of one of these, and the
@@ -84,7 +84,7 @@ pub(super) fn unit_behind(
     let Some(disk) = disk else {
         return Ok((None, Vec::new()));
     };
-    let inventory = engine.inventory_by(deadline)?;
+    let inventory = inventory_by(engine, deadline)?;
     let mut units = inventory.units.into_iter();
     let unit = units.find(|unit| unit.is(disk.devno()));
     Ok((unit, inventory.not_looked_at))
