@@ -1,6 +1,8 @@
 //! The removal of a SCSI device, by its `delete` file.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
 
 use nix::errno::Errno;
 
@@ -37,7 +39,7 @@ impl Kernel {
             self.remove_disk(address, disk);
         }
         self.announce("remove", &devpath, ("scsi", "scsi_device"), &[]);
-        fs::remove_dir_all(&device.dir).unwrap();
+        remove_directory(&device.dir);
         let is_last = self.change(|state| {
             state.devices.remove(&address);
             state.busy.remove(&address.host);
@@ -50,7 +52,7 @@ impl Kernel {
         if is_last {
             let target = self.target_dir(address);
             fs::remove_file(bus.join(target.file_name().unwrap())).unwrap();
-            fs::remove_dir_all(&target).unwrap();
+            remove_directory(&target);
             self.announce(
                 "remove",
                 &self.devpath(&target),
@@ -82,5 +84,13 @@ impl Kernel {
         fs::remove_dir_all(scsi.join("block")).unwrap();
         fs::remove_file(scsi.join("driver")).unwrap();
         self.announce("unbind", &devpath, ("scsi", "scsi_device"), &[]);
+    }
+}
+
+/// Removes a directory at once, as sysfs does. Another thread may still make a file of an attribute
+/// in it.
+fn remove_directory(dir: &Path) {
+    while let Err(error) = fs::remove_dir_all(dir) {
+        assert_eq!(error.kind(), ErrorKind::DirectoryNotEmpty, "{error}");
     }
 }
