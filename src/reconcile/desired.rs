@@ -98,7 +98,8 @@ impl Desired {
     /// `block_size`, index or initiator, and an expected name that the attached unit does not have.
     /// The timeouts of NBD take effect at the next attach or heal. The digests and secrets of iSCSI
     /// take effect at the next login. The timeouts, settings, interface and source address of iSCSI
-    /// take effect with the next session. The attach warns of those that a session does not have.
+    /// take effect with the next session. If a session does not have one of
+    /// these yet, the attach warns of it.
     ///
     /// # Errors
     /// `InUse`, naming both volumes, where another volume claims the same source, backend id

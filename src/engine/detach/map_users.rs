@@ -41,7 +41,7 @@ pub(super) fn refuse_users_of_map(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs;
     use std::time::Duration;
 
@@ -49,21 +49,25 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::kernel::Roots;
 
-    #[test]
-    fn a_map_is_refused_to_its_users_before_a_claim() {
-        let root = tempfile::tempdir().unwrap();
-        let engine = Engine::start(Roots::below(root.path())).unwrap();
-        let roots = engine.roots();
+    pub(in crate::engine::detach) fn map_below(roots: &Roots) -> Map {
         let dir = roots.sysfs.join("block/dm-0");
         fs::create_dir_all(dir.join("dm")).unwrap();
         let uuid = "mpath-35000c500a1b2c3d4";
         for (file, text) in [("dev", "253:0"), ("dm/uuid", uuid), ("dm/name", "m")] {
             fs::write(dir.join(file), format!("{text}\n")).unwrap();
         }
+        Map::all(roots).unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_map_is_refused_to_its_users_before_a_claim() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
         fs::create_dir_all(roots.proc.join("self")).unwrap();
         let mount = "36 1 253:0 / /mnt rw - ext4 /dev/dm-0 rw\n";
         fs::write(roots.proc.join("self/mountinfo"), mount).unwrap();
-        let map = Map::all(roots).unwrap().remove(0);
+        let map = map_below(roots);
         let soon = Deadline::after(Duration::from_secs(30));
         let refused = refuse_users_of_map(&engine, &map, &[], FlushPolicy::Require, soon);
         // A claim would fail with another error, since the map has no node here.

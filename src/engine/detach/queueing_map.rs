@@ -158,10 +158,7 @@ impl PathWait<'_> {
             self.map.name()
         );
         let error = Error::new(ErrorKind::Io, message).at(Stage::Flush);
-        let mark = FailedFlush::of(self.engine.roots(), self.map.disk())?;
-        // Otherwise the mark may be that of a later map.
-        self.map.require()?;
-        mark.set(&error);
+        self.mark_of(self.map)?.set(&error);
         Err(error)
     }
 
@@ -189,12 +186,18 @@ impl PathWait<'_> {
     fn record_as_unflushed(&self) {
         let parts = self.map.partition_maps().unwrap_or_default();
         for map in parts.iter().chain([self.map]) {
-            match FailedFlush::of(self.engine.roots(), map.disk()) {
-                // Otherwise the mark may be that of a later map.
-                Ok(mark) if map.is_there() => mark.set_unflushed(),
-                _ => tracing::debug!(map = map.name(), "the map went away"),
+            match self.mark_of(map) {
+                Ok(mark) => mark.set_unflushed(),
+                Err(error) => tracing::debug!(%error, "cannot mark the map as unflushed"),
             }
         }
+    }
+
+    /// The mark of this life of the map, and not of a later map with the same number.
+    fn mark_of(&self, map: &Map) -> Result<FailedFlush> {
+        let mark = FailedFlush::of(self.engine.roots(), map.disk())?;
+        map.require()?;
+        Ok(mark)
     }
 
     /// A map whose state the kernel does not show, such as one with another table, counts as
@@ -260,6 +263,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::engine::detach::map_users::tests::map_below;
     use crate::kernel::Roots;
 
     #[test]
@@ -267,22 +271,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let roots = engine.roots();
-        let (map_dir, disk_dir) = (
-            roots.sysfs.join("block/dm-0"),
-            roots.sysfs.join("block/sda"),
-        );
-        for dir in [map_dir.join("dm"), map_dir.join("slaves"), disk_dir.clone()] {
+        let map = map_below(roots);
+        let (map_dir, disk_dir) = (map.disk().dir(), roots.sysfs.join("block/sda"));
+        for dir in [&map_dir.join("slaves"), &disk_dir] {
             fs::create_dir_all(dir).unwrap();
         }
-        for (file, text) in [
-            (map_dir.join("dev"), "253:0\n"),
-            (map_dir.join("dm/uuid"), "mpath-35000c500a1b2c3d4\n"),
-            (map_dir.join("dm/name"), "m\n"),
-            (disk_dir.join("dev"), "8:0\n"),
-        ] {
-            fs::write(file, text).unwrap();
-        }
-        let map = Map::all(roots).unwrap().remove(0);
+        fs::write(disk_dir.join("dev"), "8:0\n").unwrap();
         let path_wait = PathWait {
             engine: &engine,
             map: &map,
@@ -295,7 +289,7 @@ mod tests {
         assert_eq!(without_path.kind(), ErrorKind::NotReady, "{without_path}");
         symlink(&disk_dir, map_dir.join("slaves/sda")).unwrap();
         path_wait.require_path().unwrap();
-        fs::remove_dir_all(&map_dir).unwrap();
+        fs::remove_dir_all(map_dir).unwrap();
         let gone = path_wait.require_path().unwrap_err();
         assert_eq!(gone.kind(), ErrorKind::Vanished, "{gone}");
         assert_ne!(gone.stage(), Some(Stage::Flush));

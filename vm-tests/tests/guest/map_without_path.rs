@@ -29,6 +29,14 @@ fn write_to(node: &Path) -> File {
     file
 }
 
+/// A unit with two paths below a map, while udevd is stopped.
+fn queueing_map(engine: &Engine) -> (Target, Vec<PathBuf>, udevd::StoppedGuard, QueueingMap) {
+    let (target, disks) = attached_paths(engine);
+    let held = udevd::stopped();
+    let map = QueueingMap::over(&disks);
+    (target, disks, held, map)
+}
+
 /// A detach of the map that ends before a path is back.
 fn time_out(engine: &Engine, request: DetachRequest) -> DetachFailure {
     let deadline = Deadline::after(Duration::from_secs(12));
@@ -46,9 +54,7 @@ fn time_out(engine: &Engine, request: DetachRequest) -> DetachFailure {
 #[test]
 fn a_writer_of_a_queueing_map_without_a_path_prevents_the_detach_and_the_map_keeps_queueing() {
     let engine = engine();
-    let (target, disks) = attached_paths(&engine);
-    let held = udevd::stopped();
-    let map = QueueingMap::over(&disks);
+    let (target, _, held, map) = queueing_map(&engine);
     let node = map.node();
     let writes = write_to(&node);
     let fails = map.fails_when_dropped();
@@ -209,9 +215,7 @@ fn a_caller_that_abandons_unwritten_data_ends_an_earlier_flush_that_waits_for_a_
 #[test]
 fn a_map_with_a_file_system_that_no_list_of_mounts_has_is_not_told_to_fail() {
     let engine = engine();
-    let (target, disks) = attached_paths(&engine);
-    let held = udevd::stopped();
-    let map = QueueingMap::over(&disks);
+    let (target, _, held, map) = queueing_map(&engine);
     let node = map.node();
     let node = node.to_str().unwrap();
     guest::run(&["mkfs.ext4", "-q", "-F", node]);
@@ -237,9 +241,7 @@ fn a_map_with_a_file_system_that_no_list_of_mounts_has_is_not_told_to_fail() {
 
 /// A map whose pages are written, and whose unit has a cache.
 fn map_with_written_pages(engine: &Engine) -> (Target, Vec<PathBuf>, QueueingMap) {
-    let (target, disks) = attached_paths(engine);
-    let held = udevd::stopped();
-    let map = QueueingMap::over(&disks);
+    let (target, disks, held, map) = queueing_map(engine);
     // The last close writes the pages back, and flushes no cache.
     drop(write_to(&map.node()));
     assert_eq!(stored(&disks[1], WITHIN, LENGTH), vec![0x5a; LENGTH]);
@@ -329,9 +331,7 @@ fn assert_doubt(detached: &Detachment) {
 #[test]
 fn a_map_that_was_refused_for_want_of_a_path_leaves_a_doubt_if_another_process_removes_it() {
     let engine = engine();
-    let (target, disks) = attached_paths(&engine);
-    let held = udevd::stopped();
-    let map = QueueingMap::over(&disks);
+    let (target, disks, held, map) = queueing_map(&engine);
     map.set_table(false);
     drop(write_to(&map.node()));
     assert_ne!(stored(&disks[1], WITHIN, LENGTH), vec![0x5a; LENGTH]);
@@ -348,9 +348,7 @@ fn a_map_that_was_refused_for_want_of_a_path_leaves_a_doubt_if_another_process_r
 #[test]
 fn a_queueing_map_that_another_process_removes_during_the_wait_for_a_path_leaves_a_doubt() {
     let engine = engine();
-    let (target, disks) = attached_paths(&engine);
-    let held = udevd::stopped();
-    let map = QueueingMap::over(&disks);
+    let (target, _, held, map) = queueing_map(&engine);
     let node = map.node();
     let writes = write_to(&node);
     map.set_paths(false);
