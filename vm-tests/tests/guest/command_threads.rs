@@ -49,7 +49,7 @@ fn a_command_without_threads_fails_with_a_message_and_leaves_nothing_half_done()
     let journal = ["--journal", &journal];
     let mut succeeded = Vec::new();
     let limits: Vec<u32> = limits_of_this_run().collect();
-    guest::tell(&format!(
+    guest::tell_met(&format!(
         "pids.max of this run: {limits:?} of 1 to {ENOUGH}"
     ));
     for most in limits {

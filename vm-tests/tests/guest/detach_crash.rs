@@ -17,6 +17,7 @@ fn killed_at(step: Option<&str>) -> Vec<String> {
     let ended = Run::start(&place, "detach-device", &[node], step).end();
     assert_eq!(ended.killed, step.is_some(), "{step:?}: {ended:?}");
     let when = format!("after a kill at {step:?}");
+    assert!(nodes.iter().any(|node| node.exists()), "{when} all is gone");
     // Nothing is safe before the last path is gone, and that one has lost its pages.
     for node in nodes.into_iter().filter(|node| node.exists()) {
         let detached = engine.detach(DetachTarget::Device(node.clone()), soon());
