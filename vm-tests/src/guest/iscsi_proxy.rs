@@ -68,8 +68,8 @@ struct Shared {
     lists: Mutex<BTreeSet<[u8; 4]>>,
     /// READ CAPACITY is answered with sense data.
     refuses_capacity: AtomicBool,
-    /// Commands that begin with these bytes get no answer; without a byte, each does.
-    ignored: Mutex<Vec<u8>>,
+    /// Commands with this operation code get no answer; 0 ignores none.
+    ignored: AtomicU8,
     /// The tags of those commands.
     unanswered: Mutex<BTreeSet<[u8; 4]>>,
     /// The next READ CAPACITY silences its connection.
@@ -181,8 +181,8 @@ impl IscsiProxy {
     }
 
     /// From now on the proxy drops every answer to a command with this operation code.
-    pub fn ignore(&self, command: &[u8]) {
-        command.clone_into(&mut self.shared.ignored.lock().expect("the ignored"));
+    pub fn ignore(&self, operation: u8) {
+        self.shared.ignored.store(operation, Ordering::Relaxed);
     }
 
     /// Flips one bit of the next PDU with data that is read.
@@ -253,9 +253,8 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
             if quiet.load(Ordering::Relaxed) {
                 continue;
             }
-            let ignored = mine.ignored.lock().expect("the ignored").clone();
-            let is_ignored = !ignored.is_empty() && header[32..].starts_with(&ignored);
-            if header[0] & 0x3f == SCSI_COMMAND && is_ignored {
+            let ignored = mine.ignored.load(Ordering::Relaxed);
+            if header[0] & 0x3f == SCSI_COMMAND && ignored > 0 && header[32] == ignored {
                 let mut unanswered = mine.unanswered.lock().expect("the unanswered");
                 unanswered.insert(tag(&header));
             }
@@ -292,7 +291,7 @@ fn carry(initiator: &TcpStream, portal: &str, shared: &Arc<Shared>) -> io::Resul
             }
             drop(unanswered);
             // The target has ended the task, but the initiator has not seen its answer.
-            let ignores = !mine.ignored.lock().expect("the ignored").is_empty();
+            let ignores = mine.ignored.load(Ordering::Relaxed) > 0;
             if ignores && header[0] & 0x3f == TASK_RESPONSE && pdu[2] == NO_SUCH_TASK {
                 pdu[2] = TASK_ENDED;
             }

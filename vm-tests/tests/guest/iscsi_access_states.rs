@@ -313,9 +313,7 @@ fn a_path_in_transition_is_waited_for_and_handed_out_once_it_serves() {
 /// The target does not answer REPORT TARGET PORT GROUPS.
 #[test]
 fn a_unit_that_does_not_say_its_state_is_attached_and_its_device_is_not_quarantined() {
-    // The kernel asks too, for up to a minute, and with another format of the answer
-    // (`drivers/scsi/device_handler/scsi_dh_alua.c`, `submit_rtpg`).
-    const OF_LUNBD: [u8; 2] = [0xa3, 0x0a];
+    const MAINTENANCE_IN: u8 = 0xa3;
     let array = Array::with("a5507", [ACTIVE, ACTIVE]);
     let proxy = IscsiProxy::start("127.0.0.9:3260", PORTALS[0]);
     let uri = format!("iscsi://127.0.0.9:3260/{}/1", array.targets[0].iqn());
@@ -323,14 +321,15 @@ fn a_unit_that_does_not_say_its_state_is_attached_and_its_device_is_not_quaranti
     let options = SessionOptions::new(INITIATOR.parse().unwrap());
     let request = AttachRequest::new(source).multipath(Multipath::Off);
     let request = request.log_in(options);
+    // The kernel itself sends this command to a new device.
     let attached = array.engine.attach(&request, soon()).unwrap();
     assert_eq!(states(&attached), [Some(AccessState::ActiveOptimized)]);
-    proxy.ignore(&OF_LUNBD);
+    proxy.ignore(MAINTENANCE_IN);
     let attached = array.engine.attach(&request, soon()).unwrap();
     assert_eq!(states(&attached), [None]);
     assert!(array.engine.stuck_calls().is_empty());
     read_first_block(&attached.node).unwrap();
-    proxy.ignore(&[]);
+    proxy.ignore(0);
     let detached = array.detach(attached).unwrap();
     assert!(detached.safe_to_unmap, "{detached:?}");
     nothing_is_left();

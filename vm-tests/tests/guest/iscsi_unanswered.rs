@@ -60,7 +60,7 @@ fn a_lun_whose_inquiry_times_out_is_not_ready_and_one_that_is_not_there_is_not_f
     let session = the_only_session();
 
     let patience = Patience::of(2);
-    proxy.ignore(&[INQUIRY]);
+    proxy.ignore(INQUIRY);
     let error = attach(2).unwrap_err();
     drop(patience);
     assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
@@ -68,7 +68,7 @@ fn a_lun_whose_inquiry_times_out_is_not_ready_and_one_that_is_not_there_is_not_f
     assert_eq!(session.state(), "LOGGED_IN");
     assert!(!Path::new(&session.device_dir(2)).exists());
 
-    proxy.ignore(&[]);
+    proxy.ignore(0);
     let error = attach(7).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     attach(2).unwrap();
@@ -96,7 +96,7 @@ fn a_logout_ends_a_delete_that_waits_for_an_unanswered_read_and_the_kernel_does_
     // No read of udevd is in flight.
     guest::udevd::settle();
 
-    proxy.ignore(&[READ_10]);
+    proxy.ignore(READ_10);
     thread::scope(|scope| {
         scope.spawn(|| disk.read_exact_at(&mut [0; 4096], 4 << 20).unwrap_err());
         wait_until("the read to be in flight", LIMIT, || {
