@@ -1,8 +1,6 @@
 //! The removal of a SCSI device, by its `delete` file.
 
 use std::fs;
-use std::io::ErrorKind;
-use std::path::Path;
 
 use nix::errno::Errno;
 
@@ -39,8 +37,9 @@ impl Kernel {
             self.remove_disk(address, disk);
         }
         self.announce("remove", &devpath, ("scsi", "scsi_device"), &[]);
-        remove_directory(&device.dir);
         let is_last = self.change(|state| {
+            // Each thread that writes an attribute holds the state too.
+            fs::remove_dir_all(&device.dir).unwrap();
             state.devices.remove(&address);
             state.busy.remove(&address.host);
             let of_target = |other: &&Address| {
@@ -52,7 +51,7 @@ impl Kernel {
         if is_last {
             let target = self.target_dir(address);
             fs::remove_file(bus.join(target.file_name().unwrap())).unwrap();
-            remove_directory(&target);
+            fs::remove_dir_all(&target).unwrap();
             self.announce(
                 "remove",
                 &self.devpath(&target),
@@ -84,13 +83,5 @@ impl Kernel {
         fs::remove_dir_all(scsi.join("block")).unwrap();
         fs::remove_file(scsi.join("driver")).unwrap();
         self.announce("unbind", &devpath, ("scsi", "scsi_device"), &[]);
-    }
-}
-
-/// Removes a directory at once, as sysfs does. Another thread may still make a file of an attribute
-/// in it.
-fn remove_directory(dir: &Path) {
-    while let Err(error) = fs::remove_dir_all(dir) {
-        assert_eq!(error.kind(), ErrorKind::DirectoryNotEmpty, "{error}");
     }
 }
