@@ -254,16 +254,15 @@ fn retry_until_gone(run: &mut DetachRun<'_>, call: &mut CallContext) -> Result<(
                 last_failure = Some(error);
             }
             Err(error) => {
-                let last = last_failure
-                    .filter(|last| deadline.has_passed() && last.stage() == error.stage());
+                let last = last_failure.filter(|_| deadline.has_passed());
                 return Err(match last {
                     // The deadline passed during the look at the users.
-                    Some(last) if last.kind() == error.kind() => users_stayed(&error, deadline),
+                    Some(last) if (last.kind(), last.stage()) == (error.kind(), error.stage()) => {
+                        users_stayed(&error, deadline)
+                    }
                     // The call that timed out may not have begun.
-                    Some(last) if error.kind() == ErrorKind::TimedOut => {
-                        let seen = error.last_seen().unwrap_or("nothing");
-                        let seen = format!("{seen}; before that: {last}");
-                        error.with_last_seen(seen)
+                    Some(last) if error.kind().is_timeout_or_cancel() => {
+                        after_refusal(error, &last)
                     }
                     _ => error,
                 });
@@ -280,6 +279,13 @@ fn users_stayed(last: &Error, deadline: Deadline) -> Error {
     let timed_out = Error::timed_out(stage, deadline, what);
     let timed_out = timed_out.with_last_seen(last.to_string());
     timed_out.with_holders(last.holders())
+}
+
+/// The error of a call that timed out, after another error whose cause may still be there.
+fn after_refusal(timed_out: Error, last: &Error) -> Error {
+    let seen = timed_out.last_seen().unwrap_or("nothing");
+    let seen = format!("{seen}; before that: {last}");
+    timed_out.with_last_seen(seen).with_holders(last.holders())
 }
 
 /// Whether this detach flushed the path.
@@ -311,5 +317,31 @@ fn detachment(mut receipt: Receipt, doubts: Vec<String>, resolved: &ResolvedUnit
         not_looked_at: receipt.not_looked_at.clone(),
         receipt: Some(receipt),
         ..Detachment::unchanged(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::Holder;
+
+    #[test]
+    fn a_call_that_times_out_after_a_refusal_still_names_the_users() {
+        let user = Holder::Stacked {
+            device: "dm-0".to_owned(),
+        };
+        let refusal = Error::new(ErrorKind::InUse, "sda is in use")
+            .at(Stage::Claim)
+            .with_holders(std::slice::from_ref(&user));
+        let deadline = Deadline::after(Duration::ZERO);
+        let timed_out = Error::timed_out(Stage::Map, deadline, "the status of dm-0");
+        let error = after_refusal(timed_out.with_last_seen("not begun"), &refusal);
+        assert_eq!(error.stage(), Some(Stage::Map), "{error}");
+        let seen = error.last_seen().unwrap();
+        assert!(seen.starts_with("not begun; before that: "), "{seen}");
+        assert!(seen.ends_with("sda is in use"), "{seen}");
+        assert_eq!(error.holders(), [user]);
     }
 }
