@@ -47,11 +47,27 @@ pub enum Expected {
         /// The kinds' names.
         kinds: &'static [&'static str],
     },
-    /// With success.
+    /// With success. A detach also says that the volume is safe to unmap.
     Succeeds {
         /// Why that is right.
         because: &'static str,
     },
+    /// With the success of a detach that does not say so.
+    SucceedsInDoubt {
+        /// Why that is right.
+        because: &'static str,
+    },
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended<'a> {
+    /// With an error of this stage and this kind.
+    Refused(&'a str, &'a str),
+    /// With success.
+    Succeeded,
+    /// With the success of a detach that does not say that the volume is safe to unmap.
+    SucceededInDoubt,
 }
 
 impl Row {
@@ -104,6 +120,21 @@ impl Row {
         }
     }
 
+    /// The detach succeeds despite the fault, and does not say that the volume is safe to unmap.
+    #[must_use]
+    pub const fn succeeds_in_doubt(
+        acts: &'static str,
+        faults: &'static [Fault],
+        because: &'static str,
+    ) -> Self {
+        let expected = Expected::SucceedsInDoubt { because };
+        Self {
+            acts,
+            faults,
+            expected,
+        }
+    }
+
     fn is_of(&self, act: &str, fault: Fault) -> bool {
         let is_named = match self.acts.strip_suffix('*') {
             Some(start) => {
@@ -117,23 +148,26 @@ impl Row {
 }
 
 impl Expected {
-    /// What is wrong with the end of a command. `said` is its stage and its kind if it failed.
+    /// What is wrong with the end of a command.
     ///
     /// # Errors
     /// What was expected, if the command ended otherwise.
-    pub fn compare(self, fault: Fault, said: Option<(&str, &str)>) -> Result<(), String> {
-        let fits = match (self, said) {
-            (Self::Succeeds { .. }, said) => said.is_none(),
-            (Self::Refused { .. }, None) => false,
-            (Self::Refused { stage, kinds: [] }, Some(said)) => said == (stage, kind_of(fault)),
-            (Self::Refused { stage, kinds }, Some(said)) => {
-                said.0 == stage && kinds.contains(&said.1)
+    pub fn compare(self, fault: Fault, ended: Ended<'_>) -> Result<(), String> {
+        let fits = match (self, ended) {
+            (Self::Succeeds { .. }, ended) => ended == Ended::Succeeded,
+            (Self::SucceedsInDoubt { .. }, ended) => ended == Ended::SucceededInDoubt,
+            (Self::Refused { stage, kinds: [] }, ended) => {
+                ended == Ended::Refused(stage, kind_of(fault))
             }
+            (Self::Refused { stage, kinds }, Ended::Refused(at, kind)) => {
+                at == stage && kinds.contains(&kind)
+            }
+            (Self::Refused { .. }, _) => false,
         };
         if fits {
             Ok(())
         } else {
-            Err(format!("{said:?}, where the table has {self:?}"))
+            Err(format!("{ended:?}, where the table has {self:?}"))
         }
     }
 }
@@ -246,14 +280,27 @@ mod tests {
     #[test]
     fn an_error_that_is_swallowed_does_not_fit_a_row_that_refuses() {
         let row = expected(TABLE, "detach fsync:1", EIO).unwrap();
-        assert!(row.compare(EIO, None).is_err());
-        assert!(row.compare(EIO, Some(("flush", "io"))).is_ok());
-        assert!(row.compare(EIO, Some(("delete", "io"))).is_err());
-        assert!(row.compare(EIO, Some(("flush", "timed_out"))).is_err());
+        let refused = Ended::Refused;
+        assert!(row.compare(EIO, Ended::Succeeded).is_err());
+        assert!(row.compare(EIO, Ended::SucceededInDoubt).is_err());
+        assert!(row.compare(EIO, refused("flush", "io")).is_ok());
+        assert!(row.compare(EIO, refused("delete", "io")).is_err());
+        assert!(row.compare(EIO, refused("flush", "timed_out")).is_err());
         let hangs = Fault::Hangs;
-        assert!(row.compare(hangs, Some(("flush", "timed_out"))).is_ok());
-        let succeeds = Expected::Succeeds { because: "a test" };
-        assert!(succeeds.compare(EIO, None).is_ok());
-        assert!(succeeds.compare(EIO, Some(("flush", "io"))).is_err());
+        assert!(row.compare(hangs, refused("flush", "timed_out")).is_ok());
+    }
+
+    #[test]
+    fn a_success_that_is_in_doubt_fits_only_a_row_that_says_so() {
+        let because = "a test";
+        let (doubt, done) = (Ended::SucceededInDoubt, Ended::Succeeded);
+        for (row, fits, differs) in [
+            (Expected::Succeeds { because }, done, doubt),
+            (Expected::SucceedsInDoubt { because }, doubt, done),
+        ] {
+            assert!(row.compare(EIO, fits).is_ok());
+            assert!(row.compare(EIO, differs).is_err());
+            assert!(row.compare(EIO, Ended::Refused("flush", "io")).is_err());
+        }
     }
 }

@@ -15,7 +15,7 @@ use lunbd::Deadline;
 
 use super::agent::engine;
 use super::crash::Place;
-use super::fault_table::{FAULTS, Row, expected, faults_of};
+use super::fault_table::{Ended, FAULTS, Row, expected, faults_of};
 use super::inject::{self, Fault, Traced};
 use super::rotation::Part;
 
@@ -351,12 +351,17 @@ impl<'a> FaultSweep<'a> {
     /// The difference between the command's end and the table.
     fn judge(&self, operation: &str, injection: &Injection, traced: &Traced) -> Option<String> {
         let Injection { act, fault, .. } = injection;
-        let refused = (traced.code != Some(0)).then(|| {
-            let kind = traced.said["kind"].as_str().unwrap_or("none");
-            (traced.stage().unwrap_or("none"), kind)
-        });
+        let said = &traced.said;
+        let ended = if traced.code != Some(0) {
+            let kind = said["kind"].as_str().unwrap_or("none");
+            Ended::Refused(traced.stage().unwrap_or("none"), kind)
+        } else if operation == "detach" && said["safe_to_unmap"] != true {
+            Ended::SucceededInDoubt
+        } else {
+            Ended::Succeeded
+        };
         let row = expected(self.table, &format!("{operation} {act}"), *fault);
-        let compared = row.and_then(|row| row.compare(*fault, refused));
+        let compared = row.and_then(|row| row.compare(*fault, ended));
         let problem = compared.err()?;
         Some(format!(
             "{operation} {act} {fault}: {problem}: {}",

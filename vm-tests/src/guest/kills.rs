@@ -16,6 +16,9 @@ use super::agent::{engine, soon};
 use super::crash::{Ended, Place, Run, points};
 use super::rotation::Part;
 
+/// The steps at which a record of the journal gets its name.
+const RECORDED: &str = "journal.renamed:";
+
 /// The tally of a sweep over all steps of this run's part.
 #[derive(Debug)]
 pub struct KillSweep {
@@ -29,6 +32,8 @@ pub struct KillSweep {
     killed: BTreeMap<String, Vec<String>>,
     passed_by: Vec<String>,
     found: BTreeMap<String, usize>,
+    /// The last record of each operation that was not killed.
+    last_records: BTreeMap<String, String>,
     /// What kills left of the journal, by the last step before the kill that changed it.
     left: BTreeMap<String, (Vec<String>, usize)>,
 }
@@ -46,6 +51,7 @@ impl KillSweep {
             killed: BTreeMap::new(),
             passed_by: Vec::new(),
             found: BTreeMap::new(),
+            last_records: BTreeMap::new(),
             left: BTreeMap::new(),
         }
     }
@@ -56,7 +62,7 @@ impl KillSweep {
         let of_sweep = steps.iter().filter(|step| {
             let mut kinds = self.kinds.iter();
             super::sweeps_are_whole()
-                || step.starts_with("journal.renamed:")
+                || step.starts_with(RECORDED)
                 || kinds.any(|kind| step.starts_with(kind))
         });
         let of_sweep: Vec<&String> = of_sweep.collect();
@@ -82,7 +88,32 @@ impl KillSweep {
             "{operation} at {step:?}: {status}"
         );
         self.compare_what_is_left(place, operation, &ended);
+        let mut backwards = ended.steps.iter().rev();
+        let last_record = backwards.find(|step| step.starts_with(RECORDED));
+        if let Some(record) = last_record.filter(|_| !ended.killed) {
+            let operation = operation.to_owned();
+            self.last_records.insert(operation, record.clone());
+        }
         ended
+    }
+
+    /// Recovers from the kill of an attach. Once the attach has recorded its outcome, the recovery
+    /// must keep the volume.
+    #[track_caller]
+    pub fn recover_attach(
+        &mut self,
+        place: &Place,
+        ended: &Ended,
+        when: &str,
+    ) -> Option<Recovered> {
+        let recovered = self.recover(place, when);
+        let outcome = &self.last_records["attach"];
+        if ended.steps.contains(outcome) {
+            let found = recovered.as_ref().map(|one| (one.condition, &one.action));
+            let is_kept = matches!(found, Some((Condition::Complete, Action::Nothing)));
+            assert!(is_kept, "{when}: {recovered:?}");
+        }
+        recovered
     }
 
     /// Requires that all kills of this run after one step of the journal leave the same journal,

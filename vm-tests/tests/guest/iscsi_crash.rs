@@ -91,7 +91,8 @@ impl Rig {
         let when = format!("attach at {}", step.unwrap_or("no step"));
         let ended = sweep.run(&self.place, "attach", &self.sources, step);
         if ended.killed {
-            match sweep.recover(&self.place, &when).and_then(|one| one.node) {
+            let recovered = sweep.recover_attach(&self.place, &ended, &when);
+            match recovered.and_then(|one| one.node) {
                 Some(node) => self.data.compare(&node, &when),
                 None => self.require_gone(&when),
             }

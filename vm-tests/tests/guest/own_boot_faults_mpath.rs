@@ -15,7 +15,7 @@ use vm_tests::guest::multipathd::{self, Multipathd, NoPath};
 use vm_tests::guest::{self, ScsiDebug};
 
 const SILENT: &str = "a path that does not answer is detached as the unit that the kernel scanned";
-const THROUGH_MAP: &str = "all that a path holds went through its map, whose flush was done before";
+const OTHER_PATH: &str = "the other path flushes the unit's cache after all pages are written";
 const WRITTEN_NEXT: &str = "the call after it writes the pages that this one should have dropped";
 const WRITTEN_AGAIN: &str =
     "the claimed path is written back in full, and no longer through its map";
@@ -23,7 +23,8 @@ const WRITTEN_AGAIN: &str =
 const FAILED_WRITE: &[Fault] = &[EIO, ETIMEDOUT];
 const NO_FAILED_WRITE: &[Fault] = &[EBUSY, ENODEV];
 const TRIED_AGAIN: &str = "somebody had it open for a moment: the removal is tried again";
-const GONE: &str = "a device that is gone is what a detach wants: it looks, and finds it gone";
+const LOOKS_AGAIN: &str =
+    "a device that is gone is what a detach wants: it looks, and removes it again";
 const WRITTEN_ANYWAY: &str = "the calls after it write the pages and flush them";
 const BY_THE_KERNEL: &str = "what multipathd does not remove the kernel is told to remove";
 const DELETED_ANYWAY: &str = "multipathd learns from the kernel's own event that the path is gone";
@@ -56,26 +57,26 @@ const MULTIPATH: &[Row] = &[
     Row::refused("detach sync_file_range:4", FAILED_WRITE, "flush"),
     Row::succeeds("detach sync_file_range:3", NO_FAILED_WRITE, WRITTEN_AGAIN),
     Row::succeeds("detach sync_file_range:4", NO_FAILED_WRITE, WRITTEN_AGAIN),
-    Row::succeeds("detach fsync:3", ERRORS, THROUGH_MAP),
+    Row::succeeds("detach fsync:3", ERRORS, OTHER_PATH),
     Row::refused("detach sync_file_range:5", FAILED_WRITE, "flush"),
-    Row::succeeds("detach sync_file_range:5", NO_FAILED_WRITE, THROUGH_MAP),
-    Row::succeeds("detach ioctl BLKFLSBUF:5", ERRORS, THROUGH_MAP),
-    Row::succeeds("detach fsync:4", ERRORS, THROUGH_MAP),
+    Row::succeeds("detach sync_file_range:5", NO_FAILED_WRITE, OTHER_PATH),
+    Row::succeeds("detach ioctl BLKFLSBUF:5", ERRORS, OTHER_PATH),
+    Row::succeeds("detach fsync:4", ERRORS, OTHER_PATH),
     Row::refused("detach sync_file_range:6", FAILED_WRITE, "flush"),
-    Row::succeeds("detach sync_file_range:6", NO_FAILED_WRITE, THROUGH_MAP),
-    Row::succeeds("detach ioctl BLKFLSBUF:6", ERRORS, THROUGH_MAP),
+    Row::succeeds("detach sync_file_range:6", NO_FAILED_WRITE, OTHER_PATH),
+    Row::succeeds("detach ioctl BLKFLSBUF:6", ERRORS, OTHER_PATH),
     Row::refused_as("detach ioctl BLKGETDISKSEQ:*", HANGS, "claim", STUCK),
     Row::refused_as("detach ioctl SG_IO:*", HANGS, "claim", STUCK),
     Row::refused_as("detach ioctl BLKFLSBUF:3", HANGS, "claim", STUCK),
     Row::refused_as("detach sync_file_range:3", HANGS, "claim", STUCK),
     Row::refused_as("detach sync_file_range:4", HANGS, "claim", STUCK),
-    Row::succeeds("detach sync_file_range:5", HANGS, THROUGH_MAP),
-    Row::succeeds("detach sync_file_range:6", HANGS, THROUGH_MAP),
+    Row::succeeds("detach sync_file_range:5", HANGS, OTHER_PATH),
+    Row::succeeds("detach sync_file_range:6", HANGS, OTHER_PATH),
     Row::refused_as("detach ioctl BLKFLSBUF:4", HANGS, "claim", STUCK),
-    Row::succeeds("detach fsync:3", HANGS, THROUGH_MAP),
-    Row::succeeds("detach ioctl BLKFLSBUF:5", HANGS, THROUGH_MAP),
-    Row::succeeds("detach fsync:4", HANGS, THROUGH_MAP),
-    Row::succeeds("detach ioctl BLKFLSBUF:6", HANGS, THROUGH_MAP),
+    Row::succeeds("detach fsync:3", HANGS, OTHER_PATH),
+    Row::succeeds("detach ioctl BLKFLSBUF:5", HANGS, OTHER_PATH),
+    Row::succeeds("detach fsync:4", HANGS, OTHER_PATH),
+    Row::succeeds("detach ioctl BLKFLSBUF:6", HANGS, OTHER_PATH),
     // This removes the map of the partition; multipathd removes the map below it.
     Row::refused_as(
         "detach dm remove:*",
@@ -84,14 +85,14 @@ const MULTIPATH: &[Row] = &[
         &["io"],
     ),
     Row::succeeds("detach dm remove:*", &[EBUSY], TRIED_AGAIN),
-    Row::succeeds("detach dm remove:*", &[ENODEV], GONE),
+    Row::succeeds("detach dm remove:*", &[ENODEV], LOOKS_AGAIN),
     Row::refused("detach dm remove:*", HANGS, "remove_map"),
     Row::succeeds("detach multipathd del map:*", &FAULTS, BY_THE_KERNEL),
     Row::succeeds("detach multipathd del path:*", &FAULTS, DELETED_ANYWAY),
     Row::succeeds("detach multipathd show paths:*", ERRORS, DELETED_ANYWAY),
     Row::refused("detach multipathd show paths:*", HANGS, "forget"),
     Row::refused("detach write delete:*", ALL_BUT_ENODEV, "delete"),
-    Row::succeeds("detach write delete:*", &[ENODEV], GONE),
+    Row::succeeds("detach write delete:*", &[ENODEV], LOOKS_AGAIN),
 ];
 
 /// Calls that are repeated while udev or a flush is slow do not occur in every run.
