@@ -41,7 +41,6 @@ impl Kernel {
             // Each thread that writes an attribute holds the state too.
             fs::remove_dir_all(&device.dir).unwrap();
             state.devices.remove(&address);
-            state.busy.remove(&address.host);
             let of_target = |other: &&Address| {
                 (other.host, other.channel, other.target)
                     == (address.host, address.channel, address.target)
@@ -59,6 +58,8 @@ impl Kernel {
                 &[],
             );
         }
+        // A scan may make the target again now.
+        self.change(|state| state.busy.remove(&address.host));
         Ok(())
     }
 
