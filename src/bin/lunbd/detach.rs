@@ -227,7 +227,7 @@ fn write_flush(out: &mut dyn Write, label: &str, flush: Option<&Flush>) -> io::R
     let what = match flush {
         Some(Flush::Done) => "pages and the device's cache".to_owned(),
         Some(Flush::Unreachable(why) | Flush::Replaced(why)) => format!("nothing: {why}"),
-        Some(Flush::ThroughMap(why)) => format!("through the map before; the path: {why}"),
+        Some(Flush::ThroughMap(why)) => format!("only through its map, before; the path: {why}"),
         Some(Flush::PagesWritten(why)) => format!("pages; not the unit's cache: {why}"),
         Some(Flush::Unproven(why)) => format!("pages and cache, without proof: {why}"),
         Some(Flush::Abandoned(why)) => format!("NOT: what was unwritten is lost: {why}"),

@@ -5,6 +5,8 @@ use crate::engine::detach::foreign_unit::flush_if_replaced;
 use crate::engine::detach::open_paths::below_map_limit;
 use crate::engine::detach::receipt::{Flush, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun};
+use crate::engine::usage::claim::{Claim, FlushPolicy};
+use crate::engine::usage::failed_flush::FailedFlush;
 use crate::engine::usage::write_back::{write_back, write_back_below_map};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
@@ -12,20 +14,36 @@ use crate::kernel::sysfs;
 impl DetachRun<'_> {
     /// Flushes each path and records the result in the receipt.
     pub(super) fn flush_all(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
-        for one in claimed {
+        let last = claimed.iter().rposition(is_flushed_below_map);
+        let mut is_done = false;
+        for (place, one) in claimed.iter().enumerate() {
             // Another process removed the disk, so this call did not write back its data.
             if one.path.is_being_removed && one.path.disk.is_none() {
                 continue;
             }
-            let flush = self.flush(one, deadline)?;
+            // One path must flush the unit's cache.
+            let below_map = if Some(place) == last && !is_done {
+                deadline.half()
+            } else {
+                below_map_limit(deadline)
+            };
+            let flush = self.flush(one, deadline, below_map)?;
+            is_done |= flush == Flush::Done;
             if let Some(entry) = self.entry(&one.path.device) {
                 entry.flush = Some(flush);
             }
         }
-        self.flush_over_another_path(claimed, deadline)
+        self.flush_over_another_path(claimed, deadline)?;
+        self.record_cache_flush(claimed)
     }
 
-    pub(super) fn flush(&self, one: &ClaimedPath, deadline: Deadline) -> Result<Flush> {
+    /// Flushes one path. A path below a map has until `below_map`.
+    pub(super) fn flush(
+        &self,
+        one: &ClaimedPath,
+        deadline: Deadline,
+        below_map: Deadline,
+    ) -> Result<Flush> {
         let (Some(claim), Some(disk)) = (&one.claim, &one.path.disk) else {
             return Ok(Flush::NoDisk);
         };
@@ -40,8 +58,37 @@ impl DetachRun<'_> {
                 None => error.with_last_seen(one.path.device.describe()),
             });
         }
-        let (policy, limit) = (self.request.flush_policy, below_map_limit(deadline));
-        write_back_below_map(self.engine, claim, disk, policy, limit)
+        let policy = self.request.flush_policy;
+        write_back_below_map(self.engine, claim, disk, policy, below_map)
+    }
+
+    /// Records whether a path has flushed the unit's cache, if the pages of another one need that.
+    /// If none has, marks the paths with such pages: the marks stay when the paths are deleted, so
+    /// the next detach reports the doubt too.
+    fn record_cache_flush(&mut self, claimed: &[ClaimedPath]) -> Result<()> {
+        let mut paths = self.receipt.paths.iter();
+        if !paths.any(PathReceipt::needs_cache_flush) {
+            return Ok(());
+        }
+        for one in claimed {
+            let entry = self.entry(&one.path.device);
+            let is_done = entry.is_some_and(|it| it.flush == Some(Flush::Done));
+            self.receipt.cache_was_flushed |= is_done && sends_flushes(one)?;
+        }
+        if self.request.flush_policy == FlushPolicy::Abandon || self.receipt.cache_was_flushed {
+            return Ok(());
+        }
+        for one in claimed {
+            let entry = self.entry(&one.path.device);
+            let needs = entry.is_some_and(|it| it.needs_cache_flush());
+            let disk = one.path.disk.as_ref().filter(|_| needs);
+            match disk.map(|disk| FailedFlush::of(self.engine.roots(), disk)) {
+                Some(Ok(mark)) => mark.set_cache_unflushed(),
+                Some(Err(error)) => tracing::debug!(%error, "cannot mark the path as unflushed"),
+                None => {}
+            }
+        }
+        Ok(())
     }
 
     /// Where a path's ALUA access state refused the flush of the unit's cache, flushes
@@ -69,7 +116,7 @@ impl DetachRun<'_> {
             if !was_flushed || !sends_flushes(one)? {
                 continue;
             }
-            let flush = self.flush(one, deadline)?;
+            let flush = self.flush(one, deadline, below_map_limit(deadline))?;
             let done = flush == Flush::Done;
             if let Some(entry) = self.entry(device) {
                 entry.flush = Some(flush);
@@ -85,6 +132,12 @@ impl DetachRun<'_> {
         );
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
     }
+}
+
+/// Whether a path below a map can be flushed, as the path of its unit.
+fn is_flushed_below_map(one: &ClaimedPath) -> bool {
+    let is_open = matches!(one.claim, Some(Claim::Held(_)));
+    one.in_map && is_open && flush_if_replaced(&one.path).is_none()
 }
 
 /// Whether the kernel sends flushes over this path. The kernel takes the cache of a path that did

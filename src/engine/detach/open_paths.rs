@@ -92,6 +92,9 @@ impl DetachRun<'_> {
         for one in written {
             let (device, written) = one?;
             let Err(error) = written else {
+                if let Some(entry) = self.entry(&device) {
+                    entry.wrote_own_pages = true;
+                }
                 continue;
             };
             tracing::debug!(%error, "a path of the removed map is not written back");

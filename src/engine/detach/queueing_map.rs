@@ -150,7 +150,8 @@ impl PathWait<'_> {
     /// # Errors
     /// `Io` at stage `flush`; `Vanished`, `TimedOut` and `Cancelled`.
     pub(super) fn require_path_after_flush(&self) -> Result<()> {
-        if self.has_path()? {
+        let has_path = self.has_path();
+        if has_path.inspect_err(|_| self.record_as_unflushed())? {
             return Ok(());
         }
         let message = format!(

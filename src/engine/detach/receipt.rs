@@ -33,6 +33,10 @@ pub struct Receipt {
     /// no path, and no path known to multipathd. Each was read back. It does not cover
     /// users in the places that were [not looked at](Self::not_looked_at).
     pub safe_to_unmap: bool,
+    /// A path has sent a flush of the unit's cache after the pages of all paths were written. It is
+    /// recorded if a path needs that.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(in crate::engine) cache_was_flushed: bool,
 }
 
 /// The result for a multipath map.
@@ -78,14 +82,32 @@ pub struct PathReceipt {
     /// The path was below the map when the map was flushed and removed.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) in_map: bool,
+    /// The path wrote its own pages back after its map was flushed, if it had any.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) wrote_own_pages: bool,
 }
 
 impl PathReceipt {
-    fn was_flushed(&self) -> bool {
+    /// Why data of the path may be lost. The cache belongs to the unit, so another path that
+    /// flushed it has stored the pages of this path too.
+    fn doubt(&self, cache_was_flushed: bool) -> Option<String> {
+        let hctl = self.hctl;
         match &self.flush {
-            Some(Flush::Done | Flush::NoDisk | Flush::ThroughMap(_)) => true,
+            Some(Flush::Done | Flush::NoDisk) => None,
+            _ if self.needs_cache_flush() => {
+                (!cache_was_flushed).then(|| format!("no path flushed the cache behind {hctl}"))
+            }
             // Its data went through the map.
-            Some(Flush::Unreachable(_)) => self.in_map,
+            Some(Flush::Unreachable(_)) if self.in_map => None,
+            _ => Some(format!("{hctl} was not flushed")),
+        }
+    }
+
+    /// Whether pages of the path may be in the unit's cache alone, unless another path flushes it.
+    pub(super) fn needs_cache_flush(&self) -> bool {
+        match &self.flush {
+            Some(Flush::ThroughMap(_) | Flush::PagesWritten(_)) => true,
+            Some(Flush::Unreachable(_)) => self.in_map && self.wrote_own_pages,
             _ => false,
         }
     }
@@ -107,9 +129,9 @@ pub enum Flush {
     /// refusal. An NBD device that an earlier call has disconnected is such a device too, although
     /// a reader has it open.
     Unreachable(String),
-    /// The path did not write back and had nothing of its own to write: all data went
-    /// through the multipath map, which was flushed before. The text is the path's
-    /// failure.
+    /// The path did not flush the unit's cache. The multipath map was flushed before, and the
+    /// path's own pages, if it had any, were written after that. This suffices where another path
+    /// flushes the cache. The text is the path's failure.
     ThroughMap(String),
     /// All pages were written, but in its ALUA access state the path refused to flush the
     /// unit's cache. This suffices where another path is `Done`: it flushed the cache,
@@ -184,14 +206,9 @@ impl Receipt {
                 doubts.push(format!("the map {} is still there", map.name));
             }
         }
-        let paths = self.paths.iter();
-        let cache_was_flushed = paths.clone().any(|path| path.flush == Some(Flush::Done));
-        for path in paths {
+        for path in &self.paths {
             let hctl = path.hctl;
-            let pages_written = matches!(path.flush, Some(Flush::PagesWritten(_)));
-            if !(path.was_flushed() || pages_written && cache_was_flushed) {
-                doubts.push(format!("{hctl} was not flushed"));
-            }
+            doubts.extend(path.doubt(self.cache_was_flushed));
             if !path.gone {
                 doubts.push(format!("{hctl} is still there"));
             }

@@ -49,7 +49,8 @@ pub(super) fn remove_map(
     if replaced.is_none() && path_wait.wait_for_path(watch, receipt, call)? {
         return Ok(None);
     }
-    if replaced.is_none() && !abandon {
+    let is_replaced = replaced.is_some();
+    if !is_replaced && !abandon {
         path_wait.require_path()?;
     }
     remove_partition_maps(engine, map, partition_policy, watch, receipt, call)?;
@@ -71,6 +72,9 @@ pub(super) fn remove_map(
     drop(claim);
     call.enter(Stage::RemoveMap);
     let mark = FailedFlush::of(engine.roots(), map.disk())?;
+    if is_replaced {
+        mark.set_unflushed();
+    }
     let removed = delete_map(engine, map, daemon, watch, deadline);
     if matches!(&removed, Err(error) if error.kind() == ErrorKind::InUse)
         && let Err(error) = path_wait.tell_to_fail_if_abandoned(watch, receipt)
@@ -79,15 +83,17 @@ pub(super) fn remove_map(
         tracing::debug!(%error, "cannot end the I/O of the processes that probe the map");
     }
     let removed = removed?;
-    mark.clear();
+    if !is_replaced {
+        mark.clear();
+    }
     receipt.gone = true;
     Ok(Some(removed))
 }
 
-/// Removes the maps of the map's partitions, after each of them is claimed and flushed;
-/// without a `policy` nothing is written to them. Each partition map has its own pages,
-/// which the flush of the map does not write. So `receipt` gets the outcome of a flush that
-/// was not done.
+/// Removes the maps of the map's partitions, after each of them is claimed and flushed.
+/// Without a `policy` nothing is written to them, and they are marked as unflushed.
+/// Each partition map has its own pages, which the flush of the map does not write. So `receipt`
+/// gets the outcome of a flush that was not done.
 fn remove_partition_maps(
     engine: &Engine,
     map: &Map,
@@ -119,8 +125,13 @@ fn remove_partition_maps(
     for (part, claim) in claimed {
         drop(claim);
         let mark = FailedFlush::of(engine.roots(), part.disk())?;
+        if policy.is_none() {
+            mark.set_unflushed();
+        }
         let removed = delete_map(engine, &part, None, watch, deadline)?;
-        mark.clear();
+        if policy.is_some() {
+            mark.clear();
+        }
         settle_removal(engine, watch, &removed, deadline)?;
     }
     Ok(())

@@ -76,6 +76,7 @@ impl DetachRun<'_> {
                 gone: false,
                 forgotten: None,
                 in_map: false,
+                wrote_own_pages: false,
             });
         }
         if let Some(disk) = &path.disk

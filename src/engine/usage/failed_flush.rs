@@ -3,7 +3,8 @@
 //! The kernel reports a failed write once. After that its pages count as clean, and the
 //! next `fsync` succeeds although data is lost. So the failure is recorded for as long as
 //! this life of the disk lasts, and no later flush of it, by any process, counts as a proof.
-//! A map without a path that could not be flushed has a record too, until a flush of it succeeds.
+//! A map that could not be flushed has a record too, until a flush of it succeeds. So has a path
+//! whose pages are in the unit's cache alone.
 
 mod note;
 mod unit_behind_disk;
@@ -14,13 +15,18 @@ use std::path::{Path, PathBuf};
 
 use crate::crash::crash_point;
 use crate::engine::lock::run_dir;
-use crate::engine::usage::failed_flush::note::{Note, UNCOUNTED, UNFLUSHED, UNSEEN};
+use crate::engine::usage::failed_flush::note::{
+    CACHE_UNFLUSHED, Note, UNCOUNTED, UNFLUSHED, UNSEEN,
+};
 use crate::engine::usage::failed_flush::unit_behind_disk::UnitBehindDisk;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs, worker};
 use crate::scsi::Identity;
+
+/// The marks of data that is not stored yet, or not for certain. No flush has failed.
+const NO_FAILURE: [&str; 3] = [UNSEEN, UNFLUSHED, CACHE_UNFLUSHED];
 
 /// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
 #[derive(Debug, Clone)]
@@ -56,7 +62,7 @@ impl FailedFlush {
     fn failure_in(&self, note: Note) -> Option<String> {
         match note.under_way() {
             Some(errors) if UnitBehindDisk::read(&self.disk).failed_commands() == errors => None,
-            _ if [UNSEEN, UNFLUSHED].contains(&note.why.as_str()) => None,
+            _ if NO_FAILURE.contains(&note.why.as_str()) => None,
             _ => Some(note.why),
         }
     }
@@ -87,7 +93,7 @@ impl FailedFlush {
         let in_flush = |error: Error| error.at(Stage::Flush);
         let note = self.note().map_err(in_flush)?;
         let why = note.as_ref().map(|note| note.why.as_str());
-        let no_failure = [UNSEEN, UNFLUSHED].into_iter().find(|it| why == Some(*it));
+        let no_failure = NO_FAILURE.into_iter().find(|it| why == Some(*it));
         let failure = note.and_then(|note| self.failure_in(note));
         let is_first = no_failure != Some(UNSEEN) && failure.is_none();
         if is_first {
@@ -103,7 +109,7 @@ impl FailedFlush {
         })
     }
 
-    /// Records that a flush failed, unless the disk is gone, since no process can ask then.
+    /// Records that a flush failed, unless the disk is gone: then its life has ended.
     pub(in crate::engine) fn set(&self, error: &Error) {
         let why = error.to_string().replace('\n', " ");
         let written = self.write(&why);
@@ -119,6 +125,13 @@ impl FailedFlush {
             Err(error) => Err(error),
         };
         self.report(UNFLUSHED.to_owned(), written);
+    }
+
+    /// Records that no path flushed the unit's cache after the pages of this one were written. A
+    /// later flush of the path removes the mark.
+    pub(in crate::engine) fn set_cache_unflushed(&self) {
+        let written = self.write(CACHE_UNFLUSHED);
+        self.report(CACHE_UNFLUSHED.to_owned(), written);
     }
 
     fn report(&self, why: String, written: Result<()>) {
@@ -162,6 +175,14 @@ impl FailedFlush {
         let _never_written = fs::remove_file(&self.path);
         crash_point!(FailedFlushCleared);
     }
+
+    /// Removes the mark of a disk that is gone, unless its data may be in the unit's cache alone.
+    pub(in crate::engine) fn clear_after_removal(&self) {
+        match self.note() {
+            Ok(Some(note)) if note.why == CACHE_UNFLUSHED => {}
+            _ => self.clear(),
+        }
+    }
 }
 
 /// A flush that is marked as under way. The mark goes with this value, unless an earlier flush
@@ -172,7 +193,7 @@ pub(in crate::engine) struct FlushUnderWay {
     /// No earlier flush has failed, and the result of each was seen.
     is_first: bool,
     removes_mark: bool,
-    /// `UNSEEN` or `UNFLUSHED`, if the mark said so before this flush.
+    /// The mark from before this flush, if it is one of `NO_FAILURE`.
     no_failure: Option<&'static str>,
 }
 
@@ -187,9 +208,12 @@ impl FlushUnderWay {
         let flushed = flush(&self);
         match &flushed {
             Err(error) if has_lost_data(error) => self.mark.set(error),
-            Err(_) if self.no_failure == Some(UNFLUSHED) => {
-                let written = self.mark.write(UNFLUSHED);
-                self.mark.report(UNFLUSHED.to_owned(), written);
+            Err(_)
+                if self.is_first
+                    && let Some(before) = self.no_failure =>
+            {
+                let written = self.mark.write(before);
+                self.mark.report(before.to_owned(), written);
             }
             _ => self.removes_mark = self.is_first,
         }

@@ -330,7 +330,11 @@ fn a_unit_that_does_not_say_its_state_is_attached_and_its_device_is_not_quaranti
     assert!(array.engine.stuck_calls().is_empty());
     read_first_block(&attached.node).unwrap();
     proxy.ignore(0);
-    let detached = array.detach(attached).unwrap();
+    // The removal waits until the kernel has aborted the unanswered command: 20 s of the command's
+    // own, and as much again each time that iSCSI extends it (`iscsi_eh_cmd_timed_out`).
+    let deadline = Deadline::after(Duration::from_secs(240));
+    let device = DetachTarget::Device(attached.node);
+    let detached = array.engine.detach(device, deadline).unwrap();
     assert!(detached.safe_to_unmap, "{detached:?}");
     nothing_is_left();
 }

@@ -4,10 +4,12 @@
 use std::fs;
 use std::time::Duration;
 
-use lunbd::engine::{Multipath, Unit};
+use lunbd::engine::{Flush, Multipath, Unit};
 use lunbd::id::Hctl;
 use lunbd::iscsi::SessionOptions;
-use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Result, Source};
+use lunbd::{
+    AttachRequest, Attachment, DetachRequest, DetachTarget, Engine, ErrorKind, Result, Source,
+};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::iscsi_proxy::IscsiProxy;
@@ -85,6 +87,30 @@ fn a_map_with_a_path_that_leads_to_another_unit_by_now_is_not_handed_out() {
     assert_eq!(again.node, attached.node);
     let detachment = array.engine.detach(array.source(0), soon()).unwrap();
     assert!(detachment.safe_to_unmap, "{detachment:?}");
+    drop(multipathd);
+    nothing_is_left();
+}
+
+#[test]
+fn a_map_that_was_removed_unflushed_because_another_unit_answers_leaves_a_doubt() {
+    let multipathd = Multipathd::start(NoPath::Fail);
+    let mut array = Array::presenting(Store::ramdisk("a6105", BYTES));
+    array.attach(&[0], Multipath::Require).unwrap();
+    array.targets[0].remap(1, &Store::ramdisk("a6106", BYTES));
+    let name = array.store.wwid().parse().unwrap();
+    let request = DetachRequest::new(DetachTarget::Unit(name));
+    let detach = |request: &DetachRequest| array.engine.detach(request.clone(), soon()).unwrap();
+    let first = detach(&request);
+    assert!(first.changed && !first.safe_to_unmap, "{first:?}");
+    let flush = first.receipt.unwrap().map.unwrap().flush;
+    assert!(matches!(flush, Some(Flush::Replaced(_))), "{flush:?}");
+    let again = detach(&request);
+    assert!(!again.changed && !again.safe_to_unmap, "{again:?}");
+    let abandoning = request.clone().abandon_unwritten();
+    assert!(!detach(&abandoning).safe_to_unmap);
+    let accepted = detach(&request);
+    assert!(accepted.safe_to_unmap, "{accepted:?}");
+    array.engine.detach(array.source(0), soon()).unwrap();
     drop(multipathd);
     nothing_is_left();
 }

@@ -12,8 +12,9 @@ use lunbd::error::Stage;
 use lunbd::{Deadline, DetachRequest, DetachTarget, Engine, ErrorKind};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::dirty_path::{DirtyPath, WITHIN, attached_paths, protect_disks};
+use vm_tests::guest::fault_table::EIO;
 use vm_tests::guest::queueing_map::QueueingMap;
-use vm_tests::guest::{self, partitioned, udevd};
+use vm_tests::guest::{self, inject, partitioned, udevd};
 
 type Detached = Result<Detachment, DetachFailure>;
 
@@ -47,6 +48,40 @@ fn what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap() 
     let detached = detach(&engine, &dirty.map, StageObserver::new(|_| {}));
     protect_disks(false);
     require_lost(detached);
+}
+
+#[test]
+fn pages_of_a_path_below_a_map_are_in_doubt_for_each_detach_if_no_path_flushes_the_units_cache() {
+    let engine = engine();
+    for fault in [None, Some(("fsync:2", EIO))] {
+        let (target, disks) = attached_paths(&engine);
+        let name = disks[1].file_name().unwrap().to_str().unwrap();
+        fs::write(format!("/sys/block/{name}/device/delete"), "1").unwrap();
+        let held = udevd::stopped();
+        let map = QueueingMap::over(&disks[..1]);
+        drop(held);
+        udevd::settle();
+        let node = map.node().display().to_string();
+        let arguments = ["detach", &node, "--timeout", "300s"].map(str::to_owned);
+        // The first `fsync` is that of the map.
+        let traced = inject::run(&arguments, fault);
+        assert_eq!(traced.injected, fault.is_some(), "{traced:?}");
+        assert_eq!(traced.code, Some(0), "{traced:?}");
+        let is_safe = fault.is_none();
+        assert_eq!(traced.said["safe_to_unmap"], is_safe, "{traced:?}");
+        assert_eq!(target.target.devices(), [] as [&str; 0]);
+        let names = &traced.said["receipt"]["names"];
+        let unit: DetachTarget = format!("unit:{}", names[0].as_str().unwrap())
+            .parse()
+            .unwrap();
+        let again = |request: DetachRequest| engine.detach(request, soon()).unwrap().safe_to_unmap;
+        assert_eq!(again(DetachRequest::new(unit.clone())), is_safe);
+        assert_eq!(
+            again(DetachRequest::new(unit.clone()).abandon_unwritten()),
+            is_safe,
+        );
+        assert!(again(DetachRequest::new(unit)), "the loss is accepted");
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ fn path(flush: Flush) -> PathReceipt {
         gone: true,
         forgotten: None,
         in_map: false,
+        wrote_own_pages: false,
     }
 }
 
@@ -17,6 +18,7 @@ fn flushed() -> Receipt {
     Receipt {
         names: vec!["naa.5000c500a1b2c3d4".parse().unwrap()],
         paths: vec![path(Flush::Done), path(Flush::Done)],
+        cache_was_flushed: true,
         ..Receipt::default()
     }
 }
@@ -24,6 +26,8 @@ fn flushed() -> Receipt {
 fn concluded(change: impl FnOnce(&mut Receipt)) -> bool {
     let mut receipt = flushed();
     change(&mut receipt);
+    let mut paths = receipt.paths.iter();
+    receipt.cache_was_flushed &= paths.any(|path| path.flush == Some(Flush::Done));
     receipt.conclude(Vec::new());
     assert_eq!(receipt.safe_to_unmap, receipt.notes.is_empty());
     receipt.safe_to_unmap
@@ -148,6 +152,48 @@ fn data_that_a_map_flushed_is_safe_although_one_path_is_dead() {
         receipt.map = Some(map(Some(Flush::Done)));
         receipt.map.as_mut().unwrap().gone = false;
     }));
+}
+
+#[test]
+fn pages_that_paths_wrote_after_their_map_are_safe_only_if_a_path_flushed_the_units_cache() {
+    let why = || "EIO".to_owned();
+    let failures: [fn(String) -> Flush; 3] =
+        [Flush::ThroughMap, Flush::PagesWritten, Flush::Unreachable];
+    for failure in failures {
+        let beside = |other: Flush| {
+            concluded(|receipt| {
+                receipt.map = Some(map(Some(Flush::Done)));
+                receipt.paths = vec![path(failure(why())), path(other.clone())];
+                for path in &mut receipt.paths {
+                    (path.in_map, path.wrote_own_pages) = (true, true);
+                }
+            })
+        };
+        assert!(beside(Flush::Done));
+        assert!(!beside(failure(why())), "no path flushed the cache");
+        assert!(!beside(Flush::NoDisk), "no path flushed the cache");
+        let without_flushes = concluded(|receipt| {
+            receipt.map = Some(map(Some(Flush::Done)));
+            receipt.paths = vec![path(failure(why())), path(Flush::Done)];
+            receipt.cache_was_flushed = false;
+            for path in &mut receipt.paths {
+                (path.in_map, path.wrote_own_pages) = (true, true);
+            }
+        });
+        assert!(!without_flushes, "the kernel sends no flush over the path");
+    }
+    let dead = |in_map| {
+        concluded(|receipt| {
+            receipt.map = Some(map(Some(Flush::Done)));
+            receipt.paths = vec![path(Flush::Unreachable(why()))];
+            receipt.paths[0].in_map = in_map;
+        })
+    };
+    assert!(
+        dead(true),
+        "it was dead before, and all went through the map"
+    );
+    assert!(!dead(false));
 }
 
 #[test]

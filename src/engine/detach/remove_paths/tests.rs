@@ -93,7 +93,7 @@ fn what_a_path_beside_the_map_fails_to_write_back_did_not_go_through_the_map() {
             in_map,
         };
         let deadline = Deadline::after(Duration::from_secs(30));
-        flushes.push(run.flush(&claimed, deadline));
+        flushes.push(run.flush(&claimed, deadline, deadline));
     }
     assert!(
         matches!(flushes[0], Ok(Flush::ThroughMap(_))),

@@ -15,13 +15,20 @@ const UNDER_WAY: &str = "its process died while it was under way, when ";
 pub(super) const UNCOUNTED: &str = "its process ended while it was under way, and a dead path does not count \
                          the commands that it rejects";
 
-/// The mark of a flush of an NBD device whose result nobody has seen.
+/// The mark of a flush whose result nobody has seen, on a device whose failed commands the kernel
+/// does not count: an NBD device, or the map of a partition.
 pub(super) const UNSEEN: &str = "the process of an earlier flush ended in it, and the kernel keeps \
-                                 no error of a flush of the server's cache";
+                                 no error of a flush of the cache behind the device";
 
-/// The mark of a map that no detach could flush. Its pages, and the errors of its failed writes,
-/// stay in the kernel until the map goes, so a later flush of the same map is a proof.
-pub(super) const UNFLUSHED: &str = "an earlier detach could not flush it, because it had no path";
+/// The mark of a map that no detach could flush. The kernel keeps the error of its failed writes
+/// for the next flush of the same map, so that flush is a proof, unless another process took the
+/// error before: with `fsync`, or with a mount of the map (`fs/ext4/super.c`,
+/// `errseq_check_and_advance`).
+pub(super) const UNFLUSHED: &str = "no earlier detach has seen that it was flushed to its unit";
+
+/// The mark of a path whose pages are in the unit's cache alone.
+pub(super) const CACHE_UNFLUSHED: &str = "no path flushed the unit's cache after the pages of this \
+                                          one were written";
 
 /// The size of a mark's file: a page of most file systems in memory.
 pub(super) const FILE_SIZE: usize = 4096;
@@ -70,7 +77,11 @@ impl Note {
     /// What may be lost, if the disk of this kernel name went away with this mark.
     pub(super) fn loss(&self, disk: &str) -> String {
         let what = match self.why.as_str() {
-            UNFLUSHED => format!("{disk} went away and may not have been flushed"),
+            UNFLUSHED | CACHE_UNFLUSHED => {
+                format!("{disk} went away and may not have been flushed")
+            }
+            UNCOUNTED | UNSEEN => "an earlier flush may have failed".to_owned(),
+            _ if self.under_way().is_some() => "an earlier flush may have failed".to_owned(),
             _ => "an earlier flush failed".to_owned(),
         };
         format!("{what}: {}", self.why)

@@ -189,6 +189,32 @@ fn a_map_that_could_not_be_flushed_is_so_until_a_flush_succeeds_or_fails() {
 }
 
 #[test]
+fn a_path_that_goes_before_a_flush_of_the_units_cache_may_have_lost_data() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let mark = FailedFlush::of(&roots, &disk(&roots)).unwrap();
+    mark.set_cache_unflushed();
+    assert_eq!(mark.read().unwrap(), None, "a later flush is a proof");
+    assert!(!FailedFlush::is_under_way(&roots, &mark.disk).unwrap());
+    let flush = mark.clone().begin().unwrap();
+    flush.run(|_| true, |_| Ok(())).unwrap();
+    assert!(!mark.path.exists());
+    mark.set_cache_unflushed();
+    mark.clear_after_removal();
+    assert!(mark.path.exists());
+    let why = mark.note().unwrap().unwrap();
+    let said = "sda went away and may not have been flushed: no path flushed";
+    assert!(why.loss("sda").starts_with(said), "{}", why.loss("sda"));
+    mark.clear();
+    mark.set(&Error::new(ErrorKind::Io, "no"));
+    mark.clear_after_removal();
+    assert!(
+        !mark.path.exists(),
+        "the detach that removed it reported it"
+    );
+}
+
+#[test]
 fn a_map_that_goes_before_it_could_be_flushed_may_have_lost_data() {
     for uuid in [MAP, "part1-mpath-35000c500a1b2c3d4"] {
         let root = tempfile::tempdir().unwrap();
