@@ -13,8 +13,9 @@ use lunbd::{Deadline, DetachRequest, DetachTarget, Engine, ErrorKind};
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::dirty_path::{DirtyPath, WITHIN, attached_paths, protect_disks};
 use vm_tests::guest::fault_table::EIO;
+use vm_tests::guest::inject::{self, Fault};
 use vm_tests::guest::queueing_map::QueueingMap;
-use vm_tests::guest::{self, inject, partitioned, udevd};
+use vm_tests::guest::{self, partitioned, udevd};
 
 type Detached = Result<Detachment, DetachFailure>;
 
@@ -53,7 +54,13 @@ fn what_was_written_to_a_path_beside_its_map_and_is_lost_is_not_safe_to_unmap() 
 #[test]
 fn pages_of_a_path_below_a_map_are_in_doubt_for_each_detach_if_no_path_flushes_the_units_cache() {
     let engine = engine();
-    for fault in [None, Some(("fsync:2", EIO))] {
+    // The first `fsync` is that of the map.
+    let of_path = |fault| Some(("fsync:2", fault));
+    for (fault, timeout) in [
+        (None, "300s"),
+        (of_path(EIO), "300s"),
+        (of_path(Fault::Hangs), "60s"),
+    ] {
         let (target, disks) = attached_paths(&engine);
         let name = disks[1].file_name().unwrap().to_str().unwrap();
         fs::write(format!("/sys/block/{name}/device/delete"), "1").unwrap();
@@ -62,11 +69,14 @@ fn pages_of_a_path_below_a_map_are_in_doubt_for_each_detach_if_no_path_flushes_t
         drop(held);
         udevd::settle();
         let node = map.node().display().to_string();
-        let arguments = ["detach", &node, "--timeout", "300s"].map(str::to_owned);
-        // The first `fsync` is that of the map.
+        let arguments = ["detach", &node, "--timeout", timeout].map(str::to_owned);
         let traced = inject::run(&arguments, fault);
         assert_eq!(traced.injected, fault.is_some(), "{traced:?}");
         assert_eq!(traced.code, Some(0), "{traced:?}");
+        if fault == of_path(Fault::Hangs) {
+            // No other path can flush the cache, so this one has half of the time.
+            assert!(traced.took > Duration::from_secs(20), "{traced:?}");
+        }
         let is_safe = fault.is_none();
         assert_eq!(traced.said["safe_to_unmap"], is_safe, "{traced:?}");
         assert_eq!(target.target.devices(), [] as [&str; 0]);
