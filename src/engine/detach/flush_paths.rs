@@ -15,20 +15,23 @@ impl DetachRun<'_> {
     /// Flushes each path and records the result in the receipt.
     pub(super) fn flush_all(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
         let last = claimed.iter().rposition(is_flushed_below_map);
-        let mut is_done = false;
+        let requires_flush = self.request.flush_policy == FlushPolicy::Require;
+        let mut cache_was_flushed = false;
         for (place, one) in claimed.iter().enumerate() {
             // Another process removed the disk, so this call did not write back its data.
             if one.path.is_being_removed && one.path.disk.is_none() {
                 continue;
             }
             // One path must flush the unit's cache.
-            let below_map = if Some(place) == last && !is_done {
+            let is_last_chance = requires_flush && Some(place) == last && !cache_was_flushed;
+            let below_map = if is_last_chance {
                 deadline.half()
             } else {
                 below_map_limit(deadline)
             };
             let flush = self.flush(one, deadline, below_map)?;
-            is_done |= flush == Flush::Done;
+            let is_done = one.in_map && flush == Flush::Done;
+            cache_was_flushed |= is_done && sends_flushes(one)? == Some(true);
             if let Some(entry) = self.entry(&one.path.device) {
                 entry.flush = Some(flush);
             }
@@ -62,19 +65,23 @@ impl DetachRun<'_> {
         write_back_below_map(self.engine, claim, disk, policy, below_map)
     }
 
-    /// Records whether a path has flushed the unit's cache, if the pages of another one need that.
-    /// If none has, marks the paths with such pages: the marks stay when the paths are deleted, so
+    /// Records whether a path has flushed the unit's cache, or no path shows a cache, if the pages
+    /// of another one need that. Else marks the paths with such pages: the marks stay when the paths are deleted, so
     /// the next detach reports the doubt too.
     fn record_cache_flush(&mut self, claimed: &[ClaimedPath]) -> Result<()> {
         let mut paths = self.receipt.paths.iter();
         if !paths.any(PathReceipt::needs_cache_flush) {
             return Ok(());
         }
+        let (mut has_cache, mut was_flushed) = (false, false);
         for one in claimed {
+            let sends_flushes = sends_flushes(one)?;
+            has_cache |= sends_flushes != Some(false);
             let entry = self.entry(&one.path.device);
             let is_done = entry.is_some_and(|it| it.flush == Some(Flush::Done));
-            self.receipt.cache_was_flushed |= is_done && sends_flushes(one)?;
+            was_flushed |= is_done && sends_flushes == Some(true);
         }
+        self.receipt.cache_was_flushed |= was_flushed || !has_cache;
         if self.request.flush_policy == FlushPolicy::Abandon || self.receipt.cache_was_flushed {
             return Ok(());
         }
@@ -113,7 +120,7 @@ impl DetachRun<'_> {
             let was_flushed = self
                 .entry(device)
                 .is_some_and(|entry| entry.flush == Some(Flush::Done));
-            if !was_flushed || !sends_flushes(one)? {
+            if !was_flushed || sends_flushes(one)? != Some(true) {
                 continue;
             }
             let flush = self.flush(one, deadline, below_map_limit(deadline))?;
@@ -142,11 +149,78 @@ fn is_flushed_below_map(one: &ClaimedPath) -> bool {
 
 /// Whether the kernel sends flushes over this path. The kernel takes the cache of a path that did
 /// not answer MODE SENSE for write-through (`drivers/scsi/sd.c`, `sd_read_cache_type`), and then
-/// completes a flush without a command.
-fn sends_flushes(one: &ClaimedPath) -> Result<bool> {
+/// completes a flush without a command. `None` if the disk is gone.
+fn sends_flushes(one: &ClaimedPath) -> Result<Option<bool>> {
     let Some(disk) = &one.path.disk else {
-        return Ok(false);
+        return Ok(Some(false));
     };
     let cache = sysfs::read_if_there(&disk.dir().join("queue/write_cache"))?;
-    Ok(cache.is_none_or(|cache| cache != "write through"))
+    Ok(cache.map(|cache| cache != "write through"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::engine::detach::remove_paths::tests::{path, run};
+    use crate::engine::detach::{DetachRequest, DetachTarget};
+    use crate::kernel::Roots;
+
+    /// Two paths whose disks show this cache, and the results of their flushes. Returns whether the
+    /// cache counts as flushed, and which paths are marked.
+    fn recorded(paths: [(&str, Flush); 2]) -> (bool, [bool; 2]) {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let unit: DetachTarget = "unit:naa.5000c500a1b2c3d4".parse().unwrap();
+        let request = DetachRequest::new(unit);
+        let mut run = run(&engine, &request);
+        let mut claimed = Vec::new();
+        for ((cache, flush), (hctl, name)) in paths
+            .into_iter()
+            .zip([("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")])
+        {
+            let path = path(roots, hctl, name);
+            let queue = path.disk.as_ref().unwrap().dir().join("queue");
+            fs::create_dir_all(&queue).unwrap();
+            fs::write(queue.join("write_cache"), cache).unwrap();
+            run.add_to_receipt(&path).unwrap();
+            let entry = run.entry(&path.device).unwrap();
+            (entry.flush, entry.in_map, entry.wrote_own_pages) = (Some(flush), true, true);
+            claimed.push(ClaimedPath {
+                watch: engine.hub().watch(hctl),
+                claim: None,
+                path,
+                in_map: true,
+            });
+        }
+        run.record_cache_flush(&claimed).unwrap();
+        let marked = [0, 1].map(|at: usize| {
+            let disk = claimed[at].path.disk.as_ref().unwrap();
+            FailedFlush::of(roots, disk).unwrap().is_set()
+        });
+        (run.receipt.cache_was_flushed, marked)
+    }
+
+    #[test]
+    fn a_path_is_marked_if_the_unit_has_a_cache_that_no_path_flushed() {
+        let (back, through) = ("write back\n", "write through\n");
+        let failed = || Flush::ThroughMap("EIO".to_owned());
+        let dead = || Flush::Unreachable("ENXIO".to_owned());
+        let both = [true, true];
+        let none = [false, false];
+        let of = recorded;
+        assert_eq!(of([(back, failed()), (back, Flush::Done)]), (true, none));
+        assert_eq!(of([(back, failed()), (back, dead())]), (false, both));
+        // The kernel sends no flush over the path that succeeded.
+        let unsent = of([(back, failed()), (through, Flush::Done)]);
+        assert_eq!(unsent, (false, [true, false]));
+        // No path shows a cache.
+        assert_eq!(
+            of([(through, dead()), (through, Flush::Done)]),
+            (true, none)
+        );
+    }
 }

@@ -33,8 +33,8 @@ pub struct Receipt {
     /// no path, and no path known to multipathd. Each was read back. It does not cover
     /// users in the places that were [not looked at](Self::not_looked_at).
     pub safe_to_unmap: bool,
-    /// A path has sent a flush of the unit's cache after the pages of all paths were written. It is
-    /// recorded if a path needs that.
+    /// A path has sent a flush of the unit's cache, or no path shows a cache. It is recorded if the
+    /// pages of a path need that.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(in crate::engine) cache_was_flushed: bool,
 }
