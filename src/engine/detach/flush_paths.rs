@@ -65,15 +65,21 @@ impl DetachRun<'_> {
         write_back_below_map(self.engine, claim, disk, policy, below_map)
     }
 
-    /// Records whether a path has flushed the unit's cache, or no path shows a cache, if the pages
-    /// of another one need that. Else marks the paths with such pages: the marks stay when the paths are deleted, so
-    /// the next detach reports the doubt too.
+    /// If the pages of a path may be in the unit's cache alone, records whether another path has
+    /// flushed the cache, or whether no path shows a cache. Marks each such path otherwise. The mark
+    /// stays when the path is deleted, so the next detach reports the doubt too.
     fn record_cache_flush(&mut self, claimed: &[ClaimedPath]) -> Result<()> {
-        let mut paths = self.receipt.paths.iter();
-        if !paths.any(PathReceipt::needs_cache_flush) {
+        let (mut has_cache, mut was_flushed) = (false, false);
+        let mut unflushed = Vec::new();
+        for one in claimed {
+            let entry = self.entry(&one.path.device);
+            if entry.is_some_and(|it| it.needs_cache_flush()) {
+                unflushed.extend(&one.path.disk);
+            }
+        }
+        if unflushed.is_empty() {
             return Ok(());
         }
-        let (mut has_cache, mut was_flushed) = (false, false);
         for one in claimed {
             let sends_flushes = sends_flushes(one)?;
             has_cache |= sends_flushes != Some(false);
@@ -85,14 +91,10 @@ impl DetachRun<'_> {
         if self.request.flush_policy == FlushPolicy::Abandon || self.receipt.cache_was_flushed {
             return Ok(());
         }
-        for one in claimed {
-            let entry = self.entry(&one.path.device);
-            let needs = entry.is_some_and(|it| it.needs_cache_flush());
-            let disk = one.path.disk.as_ref().filter(|_| needs);
-            match disk.map(|disk| FailedFlush::of(self.engine.roots(), disk)) {
-                Some(Ok(mark)) => mark.set_cache_unflushed(),
-                Some(Err(error)) => tracing::debug!(%error, "cannot mark the path as unflushed"),
-                None => {}
+        for disk in unflushed {
+            match FailedFlush::of(self.engine.roots(), disk) {
+                Ok(mark) => mark.set_cache_unflushed(),
+                Err(error) => tracing::debug!(%error, "cannot mark the path as unflushed"),
             }
         }
         Ok(())
@@ -197,10 +199,8 @@ mod tests {
             });
         }
         run.record_cache_flush(&claimed).unwrap();
-        let marked = [0, 1].map(|at: usize| {
-            let disk = claimed[at].path.disk.as_ref().unwrap();
-            FailedFlush::of(roots, disk).unwrap().is_set()
-        });
+        let marks = sysfs::names(&roots.run.join("lunbd")).unwrap_or_default();
+        let marked = ["lost-sdb-", "lost-sdc-"].map(|of| marks.iter().any(|it| it.starts_with(of)));
         (run.receipt.cache_was_flushed, marked)
     }
 

@@ -67,11 +67,6 @@ impl FailedFlush {
         }
     }
 
-    #[cfg(test)]
-    pub(in crate::engine) fn is_set(&self) -> bool {
-        self.path.exists()
-    }
-
     fn note(&self) -> Result<Option<Note>> {
         let text = sysfs::read_if_there(&self.path)?;
         // The flush of a process that was killed before it wrote the mark had not begun.

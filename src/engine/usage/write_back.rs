@@ -102,8 +102,8 @@ pub(in crate::engine) fn write_back(
 }
 
 /// Writes back a path that was below its map. The flush of the map is done, and so is that of
-/// the path's own pages. A failed flush of the unit's cache loses nothing here and is not
-/// recorded. An earlier failed write to the path itself was not the map's, and counts.
+/// the path's own pages. A failed flush of the unit's cache is not recorded here, since another path
+/// may flush it. An earlier failed write to the path itself was not the map's, and counts.
 ///
 /// # Errors
 /// `Io` if there was such a failure, and those of [`FailedFlush::begin`], with

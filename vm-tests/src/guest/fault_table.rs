@@ -52,11 +52,6 @@ pub enum Expected {
         /// Why that is right.
         because: &'static str,
     },
-    /// With the success of a detach that does not say so.
-    SucceedsInDoubt {
-        /// Why that is right.
-        because: &'static str,
-    },
 }
 
 /// How a command ended.
@@ -120,21 +115,6 @@ impl Row {
         }
     }
 
-    /// The detach succeeds despite the fault, and does not say that the volume is safe to unmap.
-    #[must_use]
-    pub const fn succeeds_in_doubt(
-        acts: &'static str,
-        faults: &'static [Fault],
-        because: &'static str,
-    ) -> Self {
-        let expected = Expected::SucceedsInDoubt { because };
-        Self {
-            acts,
-            faults,
-            expected,
-        }
-    }
-
     fn is_of(&self, act: &str, fault: Fault) -> bool {
         let is_named = match self.acts.strip_suffix('*') {
             Some(start) => {
@@ -155,7 +135,6 @@ impl Expected {
     pub fn compare(self, fault: Fault, ended: Ended<'_>) -> Result<(), String> {
         let fits = match (self, ended) {
             (Self::Succeeds { .. }, ended) => ended == Ended::Succeeded,
-            (Self::SucceedsInDoubt { .. }, ended) => ended == Ended::SucceededInDoubt,
             (Self::Refused { stage, kinds: [] }, ended) => {
                 ended == Ended::Refused(stage, kind_of(fault))
             }
@@ -291,16 +270,11 @@ mod tests {
     }
 
     #[test]
-    fn a_success_that_is_in_doubt_fits_only_a_row_that_says_so() {
-        let because = "a test";
-        let (doubt, done) = (Ended::SucceededInDoubt, Ended::Succeeded);
-        for (row, fits, differs) in [
-            (Expected::Succeeds { because }, done, doubt),
-            (Expected::SucceedsInDoubt { because }, doubt, done),
-        ] {
-            assert!(row.compare(EIO, fits).is_ok());
-            assert!(row.compare(EIO, differs).is_err());
-            assert!(row.compare(EIO, Ended::Refused("flush", "io")).is_err());
-        }
+    fn a_success_that_is_in_doubt_fits_no_row() {
+        let succeeds = Expected::Succeeds { because: "a test" };
+        assert!(succeeds.compare(EIO, Ended::Succeeded).is_ok());
+        assert!(succeeds.compare(EIO, Ended::SucceededInDoubt).is_err());
+        let refused = Ended::Refused("flush", "io");
+        assert!(succeeds.compare(EIO, refused).is_err());
     }
 }
