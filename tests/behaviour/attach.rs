@@ -9,7 +9,9 @@ use lunbd::id::{HostNo, Wwid};
 use lunbd::uevent::Settled;
 use lunbd::{AttachRequest, Cancel, Deadline, Engine, Error, ErrorKind, Source};
 
-use super::machine::{Machine, attach, detach, device_dir, devices, soon, unit, write_attribute};
+use super::machine::{
+    Machine, attach, detach, device_dir, devices, disk_of, soon, unit, write_attribute,
+};
 
 const NONE: [&str; 0] = [];
 
@@ -23,6 +25,9 @@ pub(crate) fn one_of_many_luns_is_attached_and_no_other_device_appears<M: Machin
     assert_eq!(attachment.hctl().unwrap().to_string(), address);
     assert_eq!(attachment.size, 16 << 20);
     assert!(!attachment.read_only);
+    let disk = disk_of(&engine, &unit(host, 77)).unwrap();
+    let cache = fs::read_to_string(disk.join("queue/write_cache")).unwrap();
+    assert_eq!(cache.trim_end(), "write back");
     assert_eq!(attachment.settled, Settled::UdevEvent);
     assert!(!attachment.links.is_empty());
     for link in &attachment.links {

@@ -115,6 +115,7 @@ impl Kernel {
             ("diskseq", format!("{}\n", disk.life)),
             ("uevent", String::new()),
             ("dev", format!("{devno}\n")),
+            ("queue/write_cache", "write back\n".to_owned()),
         ] {
             write(&dir.join(file), text);
         }

@@ -213,7 +213,6 @@ fn a_path_over_which_the_kernel_sends_no_flush_proves_nothing_about_the_units_ca
     set(&fake, 0, STANDBY);
     let name = attached.paths()[1].node.file_name().unwrap();
     let queue = fake.root().join("sys/block").join(name).join("queue");
-    fs::create_dir_all(&queue).unwrap();
     fs::write(queue.join("write_cache"), "write through\n").unwrap();
     let device = || DetachTarget::Device(attached.node.clone());
     let failure = engine.detach(device(), soon()).unwrap_err();
