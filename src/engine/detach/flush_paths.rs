@@ -9,11 +9,19 @@ use crate::engine::usage::claim::{Claim, FlushPolicy};
 use crate::engine::usage::failed_flush::FailedFlush;
 use crate::engine::usage::write_back::{write_back, write_back_below_map};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::sysfs;
 
 impl DetachRun<'_> {
-    /// Flushes each path and records the result in the receipt.
+    /// Flushes each path and records the result in the receipt. Each path has its result even if
+    /// another one ends the detach.
     pub(super) fn flush_all(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
+        let flushed = self.flush_each(claimed, deadline);
+        let flushed = flushed.and_then(|()| self.flush_over_another_path(claimed, deadline));
+        flushed.and(self.record_cache_flush(claimed))
+    }
+
+    fn flush_each(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
         let last = claimed.iter().rposition(is_flushed_below_map);
         let requires_flush = self.request.flush_policy == FlushPolicy::Require;
         let mut cache_was_flushed = false;
@@ -36,8 +44,7 @@ impl DetachRun<'_> {
                 entry.flush = Some(flush);
             }
         }
-        self.flush_over_another_path(claimed, deadline)?;
-        self.record_cache_flush(claimed)
+        Ok(())
     }
 
     /// Flushes one path. A path below a map has until `below_map`.
@@ -66,10 +73,10 @@ impl DetachRun<'_> {
     }
 
     /// If the pages of a path may be in the unit's cache alone, records whether another path has
-    /// flushed the cache, or whether no path shows a cache. Marks each such path otherwise. The mark
-    /// stays when the path is deleted, so the next detach reports the doubt too.
+    /// flushed the cache since, or whether no path shows a cache. Marks each such path otherwise.
+    /// The mark stays when the path is deleted, so the next detach reports the doubt too. A later
+    /// pass of this detach that flushes the cache takes the marks back.
     fn record_cache_flush(&mut self, claimed: &[ClaimedPath]) -> Result<()> {
-        let (mut has_cache, mut was_flushed) = (false, false);
         let mut unflushed = Vec::new();
         for one in claimed {
             let entry = self.entry(&one.path.device);
@@ -77,9 +84,10 @@ impl DetachRun<'_> {
                 unflushed.extend(&one.path.disk);
             }
         }
-        if unflushed.is_empty() {
+        if unflushed.is_empty() && self.cache_marks.is_empty() {
             return Ok(());
         }
+        let (mut has_cache, mut was_flushed) = (false, false);
         for one in claimed {
             let sends_flushes = sends_flushes(one)?;
             has_cache |= sends_flushes != Some(false);
@@ -87,17 +95,31 @@ impl DetachRun<'_> {
             let is_done = entry.is_some_and(|it| it.flush == Some(Flush::Done));
             was_flushed |= is_done && sends_flushes == Some(true);
         }
-        self.receipt.cache_was_flushed |= was_flushed || !has_cache;
-        if self.request.flush_policy == FlushPolicy::Abandon || self.receipt.cache_was_flushed {
-            return Ok(());
-        }
-        for disk in unflushed {
-            match FailedFlush::of(self.engine.roots(), disk) {
-                Ok(mark) => mark.set_cache_unflushed(),
-                Err(error) => tracing::debug!(%error, "cannot mark the path as unflushed"),
+        if was_flushed {
+            self.receipt.cache_was_flushed = true;
+            for mark in self.cache_marks.drain(..) {
+                mark.clear_cache_unflushed();
+            }
+        } else if !unflushed.is_empty() {
+            let is_known_without_cache = !has_cache && self.cache_marks.is_empty();
+            self.receipt.cache_was_flushed = is_known_without_cache;
+            if !is_known_without_cache && self.request.flush_policy == FlushPolicy::Require {
+                self.mark_as_unflushed(&unflushed);
             }
         }
         Ok(())
+    }
+
+    fn mark_as_unflushed(&mut self, disks: &[&BlockDevice]) {
+        for disk in disks {
+            match FailedFlush::of(self.engine.roots(), disk) {
+                Ok(mark) => {
+                    mark.set_cache_unflushed();
+                    self.cache_marks.push(mark);
+                }
+                Err(error) => tracing::debug!(%error, "cannot mark the path as unflushed"),
+            }
+        }
     }
 
     /// Where a path's ALUA access state refused the flush of the unit's cache, flushes
@@ -170,57 +192,88 @@ mod tests {
     use crate::engine::detach::{DetachRequest, DetachTarget};
     use crate::kernel::Roots;
 
-    /// Two paths whose disks show this cache, and the results of their flushes. Returns whether the
-    /// cache counts as flushed, and which paths are marked.
-    fn recorded(paths: [(&str, Flush); 2]) -> (bool, [bool; 2]) {
+    /// Passes over paths whose disks show this cache, with the results of their flushes. Returns
+    /// whether the cache counts as flushed at the end, and which paths are marked.
+    fn recorded(passes: &[&[(&str, Flush)]]) -> (bool, Vec<bool>) {
         let root = tempfile::tempdir().unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let roots = engine.roots();
         let unit: DetachTarget = "unit:naa.5000c500a1b2c3d4".parse().unwrap();
         let request = DetachRequest::new(unit);
         let mut run = run(&engine, &request);
-        let mut claimed = Vec::new();
-        for ((cache, flush), (hctl, name)) in paths
-            .into_iter()
-            .zip([("1:0:0:4", "sdb"), ("2:0:0:4", "sdc")])
-        {
-            let path = path(roots, hctl, name);
-            let queue = path.disk.as_ref().unwrap().dir().join("queue");
-            fs::create_dir_all(&queue).unwrap();
-            fs::write(queue.join("write_cache"), cache).unwrap();
-            run.add_to_receipt(&path).unwrap();
-            let entry = run.entry(&path.device).unwrap();
-            (entry.flush, entry.in_map, entry.wrote_own_pages) = (Some(flush), true, true);
-            claimed.push(ClaimedPath {
-                watch: engine.hub().watch(hctl),
-                claim: None,
-                path,
-                in_map: true,
-            });
+        let mut disks = ('b'..).map(|letter| format!("sd{letter}"));
+        let mut marks = Vec::new();
+        for (host, pass) in (1..).zip(passes) {
+            let mut claimed = Vec::new();
+            for (lun, (cache, flush)) in pass.iter().enumerate() {
+                let path = path(roots, &format!("{host}:0:0:{lun}"), &disks.next().unwrap());
+                let disk = path.disk.as_ref().unwrap();
+                let queue = disk.dir().join("queue");
+                fs::create_dir_all(&queue).unwrap();
+                fs::write(queue.join("write_cache"), cache).unwrap();
+                marks.push(format!("lost-{}-", disk.name()));
+                run.add_to_receipt(&path).unwrap();
+                let entry = run.entry(&path.device).unwrap();
+                entry.flush = Some(flush.clone());
+                (entry.in_map, entry.wrote_own_pages) = (true, true);
+                claimed.push(ClaimedPath {
+                    watch: engine.hub().watch(&path.device.hctl().to_string()),
+                    claim: None,
+                    path,
+                    in_map: true,
+                });
+            }
+            run.record_cache_flush(&claimed).unwrap();
         }
-        run.record_cache_flush(&claimed).unwrap();
-        let marks = sysfs::names(&roots.run.join("lunbd")).unwrap_or_default();
-        let marked = ["lost-sdb-", "lost-sdc-"].map(|of| marks.iter().any(|it| it.starts_with(of)));
+        let there = sysfs::names(&roots.run.join("lunbd")).unwrap_or_default();
+        let is_there = |mark: &String| there.iter().any(|it| it.starts_with(mark));
+        let marked = marks.iter().map(is_there).collect();
         (run.receipt.cache_was_flushed, marked)
+    }
+
+    const BACK: &str = "write back\n";
+    const THROUGH: &str = "write through\n";
+
+    fn failed() -> Flush {
+        Flush::ThroughMap("EIO".to_owned())
+    }
+
+    fn dead() -> Flush {
+        Flush::Unreachable("ENXIO".to_owned())
     }
 
     #[test]
     fn a_path_is_marked_if_the_unit_has_a_cache_that_no_path_flushed() {
-        let (back, through) = ("write back\n", "write through\n");
-        let failed = || Flush::ThroughMap("EIO".to_owned());
-        let dead = || Flush::Unreachable("ENXIO".to_owned());
-        let both = [true, true];
-        let none = [false, false];
-        let of = recorded;
-        assert_eq!(of([(back, failed()), (back, Flush::Done)]), (true, none));
-        assert_eq!(of([(back, failed()), (back, dead())]), (false, both));
-        // The kernel sends no flush over the path that succeeded.
-        let unsent = of([(back, failed()), (through, Flush::Done)]);
-        assert_eq!(unsent, (false, [true, false]));
-        // No path shows a cache.
+        let of = |one, other| recorded(&[&[one, other]]);
+        let both = vec![true, true];
+        let none = vec![false, false];
         assert_eq!(
-            of([(through, dead()), (through, Flush::Done)]),
-            (true, none)
+            of((BACK, failed()), (BACK, Flush::Done)),
+            (true, none.clone())
         );
+        assert_eq!(of((BACK, failed()), (BACK, dead())), (false, both));
+        // The kernel sends no flush over the path that succeeded.
+        let unsent = of((BACK, failed()), (THROUGH, Flush::Done));
+        assert_eq!(unsent, (false, vec![true, false]));
+        // No path shows a cache.
+        let without = of((THROUGH, dead()), (THROUGH, Flush::Done));
+        assert_eq!(without, (true, none));
+    }
+
+    #[test]
+    fn a_later_pass_takes_the_marks_of_an_earlier_one_back_only_with_a_flush_of_the_cache() {
+        let of = |one, other| recorded(&[&[one], &[other]]);
+        let first = (BACK, failed());
+        let flushed = of(first.clone(), (BACK, Flush::Done));
+        assert_eq!(flushed, (true, vec![false, false]));
+        let unsent = (false, vec![true, false]);
+        assert_eq!(of(first.clone(), (THROUGH, Flush::Done)), unsent);
+        assert_eq!(
+            of(first.clone(), (THROUGH, dead())),
+            (false, vec![true, true])
+        );
+        // A flush of the first pass stores nothing that a path wrote later.
+        let later = recorded(&[&[first.clone(), (BACK, Flush::Done)], &[first]]);
+        assert_eq!(later, (false, vec![false, false, true]));
     }
 }

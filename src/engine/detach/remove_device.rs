@@ -94,6 +94,6 @@ pub(in crate::engine) fn delete_disk(
         scsi::delete(device, &engine.scheduler, watch, deadline)
     })?;
     drop(held);
-    mark.clear_after_removal();
+    mark.clear_unless_cache_unflushed();
     uevent::settle_removal(watch, mode, roots, &removed_device, deadline)
 }

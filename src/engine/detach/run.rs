@@ -5,6 +5,7 @@ use crate::engine::detach::receipt::{PathReceipt, Receipt};
 use crate::engine::unit::place::Lookalike;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
+use crate::engine::usage::failed_flush::FailedFlush;
 use crate::engine::{Engine, first_names};
 use crate::error::Result;
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
@@ -30,6 +31,8 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) open_paths: Vec<OpenPath>,
     /// The paths below the map that may have lost pages of their own.
     pub(in crate::engine) unwritten_paths: Vec<ScsiDevice>,
+    /// The marks of this call on paths whose pages may be in the unit's cache alone.
+    pub(in crate::engine) cache_marks: Vec<FailedFlush>,
     /// The paths that were read before the first pass.
     pub(in crate::engine) first_paths: Vec<KnownPath>,
     /// The devices that the last pass found and could not prove to be paths of the unit.

@@ -81,6 +81,7 @@ fn detach_present(
         devices: Vec::new(),
         open_paths: Vec::new(),
         unwritten_paths: Vec::new(),
+        cache_marks: Vec::new(),
         first_paths: Vec::new(),
         lookalikes: Vec::new(),
         timed_out: false,

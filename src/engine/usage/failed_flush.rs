@@ -176,12 +176,23 @@ impl FailedFlush {
         crash_point!(FailedFlushCleared);
     }
 
-    /// Removes the mark of a disk that is gone, unless its data may be in the unit's cache alone.
-    pub(in crate::engine) fn clear_after_removal(&self) {
-        match self.note() {
-            Ok(Some(note)) if note.why == CACHE_UNFLUSHED => {}
-            _ => self.clear(),
+    /// Removes the mark, unless it says that the data may be in the unit's cache alone: neither the
+    /// removal of the disk nor a late write of its pages flushes that cache.
+    pub(in crate::engine) fn clear_unless_cache_unflushed(&self) {
+        if !self.is_cache_unflushed() {
+            self.clear();
         }
+    }
+
+    /// Removes the mark that the data may be in the unit's cache alone, and no other.
+    pub(in crate::engine) fn clear_cache_unflushed(&self) {
+        if self.is_cache_unflushed() {
+            self.clear();
+        }
+    }
+
+    fn is_cache_unflushed(&self) -> bool {
+        matches!(self.note(), Ok(Some(note)) if note.why == CACHE_UNFLUSHED)
     }
 }
 
@@ -250,8 +261,9 @@ impl FlushUnderWay {
 
 impl Drop for FlushUnderWay {
     fn drop(&mut self) {
+        // The caller may have given up this flush, and recorded what it knew.
         if self.removes_mark {
-            self.mark.clear();
+            self.mark.clear_unless_cache_unflushed();
         }
     }
 }

@@ -35,6 +35,7 @@ pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest)
         devices: Vec::new(),
         open_paths: Vec::new(),
         unwritten_paths: Vec::new(),
+        cache_marks: Vec::new(),
         first_paths: Vec::new(),
         lookalikes: Vec::new(),
         timed_out: false,

@@ -199,15 +199,19 @@ fn a_path_that_goes_before_a_flush_of_the_units_cache_may_have_lost_data() {
     let flush = mark.clone().begin().unwrap();
     flush.run(|_| true, |_| Ok(())).unwrap();
     assert!(!mark.path.exists());
+    // The caller has given up a flush, which ends later.
+    let late = mark.clone().begin().unwrap();
     mark.set_cache_unflushed();
-    mark.clear_after_removal();
+    late.run(|_| true, |_| Ok(())).unwrap();
+    assert!(mark.path.exists());
+    mark.clear_unless_cache_unflushed();
     assert!(mark.path.exists());
     let why = mark.note().unwrap().unwrap();
     let said = "sda went away and may not have been flushed: no path flushed";
     assert!(why.loss("sda").starts_with(said), "{}", why.loss("sda"));
     mark.clear();
     mark.set(&Error::new(ErrorKind::Io, "no"));
-    mark.clear_after_removal();
+    mark.clear_unless_cache_unflushed();
     assert!(
         !mark.path.exists(),
         "the detach that removed it reported it"

@@ -10,9 +10,10 @@ use anyhow::{Result, bail};
 
 use crate::programs::package_directory;
 
-/// `LUNBD_VM_SEED`, or the number of commits, or the clock if git does not know the number. Two
-/// runs of one commit do the same. Five commits in a row take all parts of a sweep; where a run
-/// follows several commits at once, the parts come by chance.
+/// `LUNBD_VM_SEED`, or the number of commits, or the clock if git does not know the number, as in a
+/// shallow clone. With the number of commits, two runs of one commit do the same. How many runs with
+/// consecutive seeds take all parts of a sweep is in `src/guest/rotation.rs`; where a run follows
+/// several commits at once, the parts come by chance.
 pub(crate) static SEED: LazyLock<u64> = LazyLock::new(|| {
     given()
         .ok()
