@@ -10,7 +10,10 @@ use crate::fake_kernel::{Address, FakeKernel, Unit, access};
 use lunbd::engine::{Flush, Multipath, StageObserver};
 use lunbd::error::Stage;
 use lunbd::scsi::AccessState;
-use lunbd::{AttachRequest, Attachment, Deadline, DetachTarget, Engine, ErrorKind, Result, Source};
+use lunbd::{
+    AttachRequest, Attachment, Deadline, DetachRequest, DetachTarget, Engine, ErrorKind, Result,
+    Source,
+};
 
 const ACTIVE: u8 = 0;
 const NON_OPTIMIZED: u8 = 1;
@@ -179,6 +182,45 @@ fn without_a_path_that_takes_the_flush_a_detach_is_not_ready_and_leaves_all_as_i
     assert_eq!(fake.kernel().devices(), ["0:0:0:1"]);
     set(&fake, 0, ACTIVE);
     assert!(engine.detach(device(), soon()).unwrap().safe_to_unmap);
+}
+
+/// Deletes a path as another process would.
+fn delete(engine: &Engine, host: u32) {
+    let bus = engine.roots().sysfs.join("bus/scsi/devices");
+    let delete = bus.join(format!("{host}:0:0:1/delete"));
+    let written = engine
+        .roots()
+        .devices
+        .write_attribute(&delete, "1", &|| true);
+    assert!(written.unwrap());
+}
+
+#[test]
+fn data_in_the_cache_of_a_unit_whose_refusing_path_goes_is_in_doubt_unless_another_path_flushes_it()
+{
+    for is_flushed in [false, true] {
+        let (fake, engine) = machine(&[ACTIVE, ACTIVE]);
+        let attached = attach(&engine, 2).unwrap();
+        let name = attached.identity().unwrap().wwid().unwrap();
+        let unit = || format!("unit:{name}").parse::<DetachTarget>().unwrap();
+        set(&fake, 0, STANDBY);
+        set(&fake, 1, STANDBY);
+        let failure = engine.detach(unit(), soon()).unwrap_err();
+        assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
+        delete(&engine, 0);
+        if is_flushed {
+            set(&fake, 1, ACTIVE);
+        } else {
+            delete(&engine, 1);
+        }
+        for _ in 0..2 {
+            let detached = engine.detach(unit(), soon()).unwrap();
+            assert_eq!(detached.safe_to_unmap, is_flushed, "{detached:?}");
+        }
+        let request = DetachRequest::new(unit()).abandon_unwritten();
+        engine.detach(request, soon()).unwrap();
+        assert!(engine.detach(unit(), soon()).unwrap().safe_to_unmap);
+    }
 }
 
 #[test]

@@ -4,32 +4,33 @@ use crate::deadline::Deadline;
 use crate::engine::detach::foreign_unit::flush_if_replaced;
 use crate::engine::detach::open_paths::below_map_limit;
 use crate::engine::detach::receipt::{Flush, PathReceipt};
-use crate::engine::detach::run::{ClaimedPath, DetachRun};
+use crate::engine::detach::run::{ClaimedPath, DetachRun, UnitCache};
 use crate::engine::usage::claim::{Claim, FlushPolicy};
 use crate::engine::usage::failed_flush::FailedFlush;
-use crate::engine::usage::write_back::{write_back, write_back_below_map};
+use crate::engine::usage::write_back::{sends_cache_flushes, write_back, write_back_below_map};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::blockdev::BlockDevice;
-use crate::kernel::sysfs;
 
 impl DetachRun<'_> {
-    /// Flushes each path and records the result in the receipt. Each path has its result even if
-    /// another one ends the detach.
+    /// Flushes each path and records the result in the receipt. Then it records whether the unit's
+    /// cache was flushed, also if the flush of a path ends the detach.
     pub(super) fn flush_all(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
         let flushed = self.flush_each(claimed, deadline);
         let flushed = flushed.and_then(|()| self.flush_over_another_path(claimed, deadline));
-        flushed.and(self.record_cache_flush(claimed))
+        self.record_cache_flush(claimed);
+        flushed
     }
 
     fn flush_each(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
         let last = claimed.iter().rposition(is_flushed_below_map);
         let requires_flush = self.request.flush_policy == FlushPolicy::Require;
         let mut cache_was_flushed = false;
-        for (place, one) in claimed.iter().enumerate() {
-            // Another process removed the disk, so this call did not write back its data.
-            if one.path.is_being_removed && one.path.disk.is_none() {
-                continue;
-            }
+        // Another process removed the other disks, so this call does not write back their data.
+        let there = |one: &&ClaimedPath| !one.path.is_being_removed || one.path.disk.is_some();
+        // A flush of an earlier pass stores nothing that was written since.
+        for one in claimed.iter().filter(there) {
+            self.set_flush(one, None);
+        }
+        for (place, one) in claimed.iter().enumerate().filter(|(_, one)| there(one)) {
             // One path must flush the unit's cache.
             let is_last_chance = requires_flush && Some(place) == last && !cache_was_flushed;
             let below_map = if is_last_chance {
@@ -39,12 +40,16 @@ impl DetachRun<'_> {
             };
             let flush = self.flush(one, deadline, below_map)?;
             let is_done = one.in_map && flush == Flush::Done;
-            cache_was_flushed |= is_done && sends_flushes(one)? == Some(true);
-            if let Some(entry) = self.entry(&one.path.device) {
-                entry.flush = Some(flush);
-            }
+            cache_was_flushed |= is_done && sends_flushes(one) == Some(true);
+            self.set_flush(one, Some(flush));
         }
         Ok(())
+    }
+
+    fn set_flush(&mut self, one: &ClaimedPath, flush: Option<Flush>) {
+        if let Some(entry) = self.entry(&one.path.device) {
+            entry.flush = flush;
+        }
     }
 
     /// Flushes one path. A path below a map has until `below_map`.
@@ -72,51 +77,37 @@ impl DetachRun<'_> {
         write_back_below_map(self.engine, claim, disk, policy, below_map)
     }
 
-    /// If the pages of a path may be in the unit's cache alone, records whether another path has
-    /// flushed the cache since, or whether no path shows a cache. Marks each such path otherwise.
-    /// The mark stays when the path is deleted, so the next detach reports the doubt too. A later
-    /// pass of this detach that flushes the cache takes the marks back.
-    fn record_cache_flush(&mut self, claimed: &[ClaimedPath]) -> Result<()> {
+    /// Records whether a path has sent a flush of the unit's cache, or no path has shown a cache, if
+    /// the pages of a path need that. Marks each such path otherwise. The mark stays when the path
+    /// is deleted, so the next detach reports the doubt too, unless it flushes the cache.
+    fn record_cache_flush(&mut self, claimed: &[ClaimedPath]) {
+        let (mut is_shown, mut is_flushed) = (false, false);
         let mut unflushed = Vec::new();
         for one in claimed {
-            let entry = self.entry(&one.path.device);
-            if entry.is_some_and(|it| it.needs_cache_flush()) {
+            let sends_flushes = sends_flushes(one);
+            is_shown |= sends_flushes != Some(false);
+            let Some(entry) = self.entry(&one.path.device) else {
+                continue;
+            };
+            is_flushed |= entry.flush == Some(Flush::Done) && sends_flushes == Some(true);
+            if entry.may_be_unflushed() {
                 unflushed.extend(&one.path.disk);
             }
         }
-        if unflushed.is_empty() && self.cache_marks.is_empty() {
-            return Ok(());
+        self.unit_cache = match self.unit_cache {
+            _ if is_flushed => UnitCache::Flushed,
+            UnitCache::NotShown if is_shown => UnitCache::Unflushed,
+            UnitCache::Flushed if !unflushed.is_empty() => UnitCache::Unflushed,
+            known => known,
+        };
+        self.receipt.cache_was_flushed = self.unit_cache != UnitCache::Unflushed;
+        let is_abandoned = self.request.flush_policy == FlushPolicy::Abandon;
+        if self.receipt.cache_was_flushed || is_abandoned {
+            return;
         }
-        let (mut has_cache, mut was_flushed) = (false, false);
-        for one in claimed {
-            let sends_flushes = sends_flushes(one)?;
-            has_cache |= sends_flushes != Some(false);
-            let entry = self.entry(&one.path.device);
-            let is_done = entry.is_some_and(|it| it.flush == Some(Flush::Done));
-            was_flushed |= is_done && sends_flushes == Some(true);
-        }
-        if was_flushed {
-            self.receipt.cache_was_flushed = true;
-            for mark in self.cache_marks.drain(..) {
-                mark.clear_cache_unflushed();
-            }
-        } else if !unflushed.is_empty() {
-            let is_known_without_cache = !has_cache && self.cache_marks.is_empty();
-            self.receipt.cache_was_flushed = is_known_without_cache;
-            if !is_known_without_cache && self.request.flush_policy == FlushPolicy::Require {
-                self.mark_as_unflushed(&unflushed);
-            }
-        }
-        Ok(())
-    }
-
-    fn mark_as_unflushed(&mut self, disks: &[&BlockDevice]) {
-        for disk in disks {
+        for disk in unflushed {
             match FailedFlush::of(self.engine.roots(), disk) {
-                Ok(mark) => {
-                    mark.set_cache_unflushed();
-                    self.cache_marks.push(mark);
-                }
+                Ok(mark) => mark.set_cache_unflushed(),
                 Err(error) => tracing::debug!(%error, "cannot mark the path as unflushed"),
             }
         }
@@ -144,14 +135,13 @@ impl DetachRun<'_> {
             let was_flushed = self
                 .entry(device)
                 .is_some_and(|entry| entry.flush == Some(Flush::Done));
-            if !was_flushed || sends_flushes(one)? != Some(true) {
+            if !was_flushed || sends_flushes(one) != Some(true) {
                 continue;
             }
+            self.set_flush(one, None);
             let flush = self.flush(one, deadline, below_map_limit(deadline))?;
             let done = flush == Flush::Done;
-            if let Some(entry) = self.entry(device) {
-                entry.flush = Some(flush);
-            }
+            self.set_flush(one, Some(flush));
             if done {
                 return Ok(());
             }
@@ -171,15 +161,10 @@ fn is_flushed_below_map(one: &ClaimedPath) -> bool {
     one.in_map && is_open && flush_if_replaced(&one.path).is_none()
 }
 
-/// Whether the kernel sends flushes over this path. The kernel takes the cache of a path that did
-/// not answer MODE SENSE for write-through (`drivers/scsi/sd.c`, `sd_read_cache_type`), and then
-/// completes a flush without a command. `None` if the disk is gone.
-fn sends_flushes(one: &ClaimedPath) -> Result<Option<bool>> {
-    let Some(disk) = &one.path.disk else {
-        return Ok(Some(false));
-    };
-    let cache = sysfs::read_if_there(&disk.dir().join("queue/write_cache"))?;
-    Ok(cache.map(|cache| cache != "write through"))
+/// Whether the kernel [sends flushes](sends_cache_flushes) over this path.
+fn sends_flushes(one: &ClaimedPath) -> Option<bool> {
+    let disk = one.path.disk.as_ref();
+    disk.map_or(Some(false), sends_cache_flushes)
 }
 
 #[cfg(test)]
@@ -190,7 +175,7 @@ mod tests {
     use crate::engine::Engine;
     use crate::engine::detach::remove_paths::tests::{path, run};
     use crate::engine::detach::{DetachRequest, DetachTarget};
-    use crate::kernel::Roots;
+    use crate::kernel::{Roots, sysfs};
 
     /// Passes over paths whose disks show this cache, with the results of their flushes. Returns
     /// whether the cache counts as flushed at the end, and which paths are marked.
@@ -223,7 +208,7 @@ mod tests {
                     in_map: true,
                 });
             }
-            run.record_cache_flush(&claimed).unwrap();
+            run.record_cache_flush(&claimed);
         }
         let there = sysfs::names(&roots.run.join("lunbd")).unwrap_or_default();
         let is_there = |mark: &String| there.iter().any(|it| it.starts_with(mark));
@@ -261,17 +246,15 @@ mod tests {
     }
 
     #[test]
-    fn a_later_pass_takes_the_marks_of_an_earlier_one_back_only_with_a_flush_of_the_cache() {
+    fn only_a_later_flush_of_the_cache_ends_the_doubt_of_an_earlier_pass() {
         let of = |one, other| recorded(&[&[one], &[other]]);
         let first = (BACK, failed());
         let flushed = of(first.clone(), (BACK, Flush::Done));
-        assert_eq!(flushed, (true, vec![false, false]));
+        assert_eq!(flushed, (true, vec![true, false]));
         let unsent = (false, vec![true, false]);
         assert_eq!(of(first.clone(), (THROUGH, Flush::Done)), unsent);
-        assert_eq!(
-            of(first.clone(), (THROUGH, dead())),
-            (false, vec![true, true])
-        );
+        let dead = of(first.clone(), (THROUGH, dead()));
+        assert_eq!(dead, (false, vec![true, true]));
         // A flush of the first pass stores nothing that a path wrote later.
         let later = recorded(&[&[first.clone(), (BACK, Flush::Done)], &[first]]);
         assert_eq!(later, (false, vec![false, false, true]));

@@ -33,8 +33,8 @@ pub struct Receipt {
     /// no path, and no path known to multipathd. Each was read back. It does not cover
     /// users in the places that were [not looked at](Self::not_looked_at).
     pub safe_to_unmap: bool,
-    /// A path has sent a flush of the unit's cache, or no path shows a cache. It is recorded if the
-    /// pages of a path need that.
+    /// A path has sent a flush of the unit's cache after all paths had written their pages, or no path
+    /// shows a cache.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(in crate::engine) cache_was_flushed: bool,
 }
@@ -110,6 +110,13 @@ impl PathReceipt {
             Some(Flush::Unreachable(_)) => self.in_map && self.wrote_own_pages,
             _ => false,
         }
+    }
+
+    /// As [`needs_cache_flush`](Self::needs_cache_flush), and true also if the detach has ended before
+    /// it flushed the path.
+    pub(super) fn may_be_unflushed(&self) -> bool {
+        let is_not_reached = self.flush.is_none() && self.in_map && self.wrote_own_pages;
+        is_not_reached || self.needs_cache_flush()
     }
 }
 

@@ -5,7 +5,6 @@ use crate::engine::detach::receipt::{PathReceipt, Receipt};
 use crate::engine::unit::place::Lookalike;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
-use crate::engine::usage::failed_flush::FailedFlush;
 use crate::engine::{Engine, first_names};
 use crate::error::Result;
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
@@ -31,8 +30,7 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) open_paths: Vec<OpenPath>,
     /// The paths below the map that may have lost pages of their own.
     pub(in crate::engine) unwritten_paths: Vec<ScsiDevice>,
-    /// The marks of this call on paths whose pages may be in the unit's cache alone.
-    pub(in crate::engine) cache_marks: Vec<FailedFlush>,
+    pub(in crate::engine) unit_cache: UnitCache,
     /// The paths that were read before the first pass.
     pub(in crate::engine) first_paths: Vec<KnownPath>,
     /// The devices that the last pass found and could not prove to be paths of the unit.
@@ -46,6 +44,18 @@ pub(in crate::engine) struct DetachRun<'a> {
     pub(in crate::engine) holder_vanished: bool,
     /// The paths at which another unit has answered, with the names of that unit.
     pub(in crate::engine) replaced: Vec<(ScsiDevice, PathIdentity)>,
+}
+
+/// The unit's write cache, as far as the flushes of this detach have shown it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum UnitCache {
+    /// No path has shown one.
+    NotShown,
+    /// A path has shown one, or could not be asked, and no path has sent a flush of it after all
+    /// paths had written their pages.
+    Unflushed,
+    /// A path has sent such a flush.
+    Flushed,
 }
 
 /// A path that is claimed and about to be deleted.

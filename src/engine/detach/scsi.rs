@@ -8,7 +8,7 @@ use crate::engine::attach::addresses::{are_scanned, lock_addresses, wait_for_sca
 use crate::engine::call::CallContext;
 use crate::engine::detach::receipt::{DetachFailure, PathReceipt, Receipt};
 use crate::engine::detach::resolve::ResolvedUnit;
-use crate::engine::detach::run::DetachRun;
+use crate::engine::detach::run::{DetachRun, UnitCache};
 use crate::engine::detach::{DetachRequest, Detachment, Place};
 use crate::engine::unit::paths::paths_of;
 use crate::engine::unit::place::{doubts_of, may_be_one_unit, weak_name_error};
@@ -81,7 +81,7 @@ fn detach_present(
         devices: Vec::new(),
         open_paths: Vec::new(),
         unwritten_paths: Vec::new(),
-        cache_marks: Vec::new(),
+        unit_cache: UnitCache::NotShown,
         first_paths: Vec::new(),
         lookalikes: Vec::new(),
         timed_out: false,
@@ -104,6 +104,9 @@ fn detach_present(
                 Err(error) => return Err(DetachFailure::new(error, run.receipt)),
             }
             let loss_marks = match request.flush_policy {
+                FlushPolicy::Require if run.unit_cache == UnitCache::Flushed => {
+                    LossMarks::KeepUnlessInCache
+                }
                 FlushPolicy::Require => LossMarks::Keep,
                 FlushPolicy::Abandon => LossMarks::Remove,
             };

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use crate::crash::crash_point;
 use crate::engine::lock::run_dir;
 use crate::engine::usage::failed_flush::note::{
-    CACHE_UNFLUSHED, Note, UNCOUNTED, UNFLUSHED, UNSEEN,
+    CACHE_UNFLUSHED, NO_FAILURE, Note, UNCOUNTED, UNFLUSHED, UNSEEN,
 };
 use crate::engine::usage::failed_flush::unit_behind_disk::UnitBehindDisk;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -24,9 +24,6 @@ use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs, worker};
 use crate::scsi::Identity;
-
-/// The marks of data that is not stored yet, or not for certain. No flush has failed.
-const NO_FAILURE: [&str; 3] = [UNSEEN, UNFLUSHED, CACHE_UNFLUSHED];
 
 /// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
 #[derive(Debug, Clone)]
@@ -62,7 +59,7 @@ impl FailedFlush {
     fn failure_in(&self, note: Note) -> Option<String> {
         match note.under_way() {
             Some(errors) if UnitBehindDisk::read(&self.disk).failed_commands() == errors => None,
-            _ if NO_FAILURE.contains(&note.why.as_str()) => None,
+            None if !note.is_failure() => None,
             _ => Some(note.why),
         }
     }
@@ -127,10 +124,14 @@ impl FailedFlush {
         self.report(UNFLUSHED.to_owned(), written);
     }
 
-    /// Records that no path flushed the unit's cache after the pages of this one were written. A
-    /// later flush of the path removes the mark.
+    /// Records that no path flushed the unit's cache after the pages of this one were written, unless
+    /// a write of them has failed. A later flush of the path removes the mark.
     pub(in crate::engine) fn set_cache_unflushed(&self) {
-        let written = self.write(CACHE_UNFLUSHED);
+        let written = match self.note() {
+            Ok(Some(note)) if note.is_failure() => return,
+            Ok(_) => self.write(CACHE_UNFLUSHED),
+            Err(error) => Err(error),
+        };
         self.report(CACHE_UNFLUSHED.to_owned(), written);
     }
 
@@ -197,7 +198,8 @@ impl FailedFlush {
 }
 
 /// A flush that is marked as under way. The mark goes with this value, unless an earlier flush
-/// has failed or its result was not seen. It stays if this flush fails, or if its thread panics.
+/// has failed or its result was not seen. It stays if this flush fails, or if its thread panics, and
+/// if the caller has given up this flush and has marked the path as unflushed.
 #[derive(Debug)]
 pub(in crate::engine) struct FlushUnderWay {
     mark: FailedFlush,
@@ -261,18 +263,19 @@ impl FlushUnderWay {
 
 impl Drop for FlushUnderWay {
     fn drop(&mut self) {
-        // The caller may have given up this flush, and recorded what it knew.
         if self.removes_mark {
             self.mark.clear_unless_cache_unflushed();
         }
     }
 }
 
-/// Whether to keep the marks of a loss that was reported.
+/// Which marks of ended lives to keep once they were reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum LossMarks {
     /// The next detach reports the loss again.
     Keep,
+    /// A path has flushed the unit's cache, so what was in it alone is stored.
+    KeepUnlessInCache,
     /// The caller accepts the loss: an abandoning detach, or a new attach.
     Remove,
 }
@@ -308,8 +311,10 @@ pub(in crate::engine) fn purge_stale(
         if is_current {
             continue;
         }
-        losses.extend(of_unit.then(|| note.loss(name)));
-        if note.names.is_empty() || (of_unit && marks == LossMarks::Remove) {
+        let is_stored = marks == LossMarks::KeepUnlessInCache && note.why == CACHE_UNFLUSHED;
+        losses.extend((of_unit && !is_stored).then(|| note.loss(name)));
+        let is_done_with = is_stored || marks == LossMarks::Remove;
+        if note.names.is_empty() || (of_unit && is_done_with) {
             crash_point!(FailedFlushToSweep);
             let _swept_by_another = fs::remove_file(path);
             crash_point!(FailedFlushSwept);

@@ -14,9 +14,9 @@ use crate::engine::usage::failed_flush::{self, FailedFlush, FlushUnderWay};
 use crate::engine::usage::refused_flush::PathBeforeFlush;
 use crate::engine::usage::{Extent, NotLookedAt, UsageSnapshot};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::kernel::Roots;
 use crate::kernel::blockdev::{BlockDevice, OpenDisk};
 use crate::kernel::worker::{self, NoteThread};
+use crate::kernel::{Roots, sysfs};
 use crate::uevent::Watch;
 
 /// A disk that is claimed and flushed.
@@ -134,13 +134,20 @@ pub(in crate::engine) fn write_back_below_map(
         let disk = own.to_write_back(&roots, file)?;
         let mut dropped = Ok(());
         // Both may make a write fail.
-        let written = mark.begin()?.run(is_failed_write, |_| {
+        let written = mark.clone().begin()?.run(is_failed_write, |_| {
             dropped = disk.drop_pages();
             disk.write_pages()
         });
         match written {
             Err(error) if is_failed_write(&error) => Err(error),
-            _ => Ok(dropped.and_then(|()| disk.flush())),
+            _ => {
+                let flushed = dropped.and_then(|()| disk.flush());
+                // The caller may have given up this flush, and marked the path.
+                if flushed.is_ok() && sends_cache_flushes(&own) == Some(true) {
+                    mark.clear_cache_unflushed();
+                }
+                Ok(flushed)
+            }
         }
     };
     let flushed = run_in_queue(
@@ -162,6 +169,15 @@ pub(in crate::engine) fn write_back_below_map(
         Ok(Err(error)) if abandon => Ok(Flush::Abandoned(error.to_string())),
         Ok(Err(error)) => Err(error.at(Stage::Flush)),
     }
+}
+
+/// Whether the kernel sends flushes of the unit's cache over this path. The kernel takes the cache
+/// of a path that did not answer MODE SENSE for write-through (`drivers/scsi/sd.c`,
+/// `sd_read_cache_type`), and then completes a flush without a command. `None` if it cannot be
+/// read, as when the disk is gone.
+pub(in crate::engine) fn sends_cache_flushes(disk: &BlockDevice) -> Option<bool> {
+    let cache = sysfs::read(&disk.dir().join("queue/write_cache")).ok()?;
+    Some(cache != "write through")
 }
 
 /// Writes the pages of an open disk and of its partitions back, records a failed write, also one

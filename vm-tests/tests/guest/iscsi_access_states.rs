@@ -146,6 +146,18 @@ fn marks_of_failed_flushes() -> Vec<String> {
     names
 }
 
+/// No flush has failed, and the pages of one path are marked as in the unit's cache alone.
+fn one_path_is_marked_as_in_the_cache() {
+    let [mark] = &*marks_of_failed_flushes() else {
+        panic!("{:?}", guest::entries("/run/lunbd"));
+    };
+    let mark = fs::read_to_string(format!("/run/lunbd/{mark}")).unwrap();
+    assert!(
+        mark.starts_with("no path flushed the unit's cache"),
+        "{mark}"
+    );
+}
+
 #[test]
 fn an_attach_returns_an_active_path_and_not_the_first_one_in_standby() {
     let array = Array::with("a5501", [STANDBY, ACTIVE]);
@@ -223,11 +235,12 @@ fn a_path_over_which_the_kernel_sends_no_flush_proves_nothing_about_the_units_ca
     let device = DetachTarget::Device(attached.node.clone());
     let failure = array.engine.detach(device, soon()).unwrap_err();
     assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
-    assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
+    one_path_is_marked_as_in_the_cache();
 
     set_cache_type(&other, "write back");
     let detached = array.detach(attached).unwrap();
     assert!(detached.safe_to_unmap, "{detached:?}");
+    assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
     nothing_is_left();
 }
 
@@ -244,7 +257,7 @@ fn a_detach_of_a_standby_path_alone_is_not_ready_and_succeeds_once_it_is_active(
     assert_eq!(failure.stage(), Some(Stage::Flush), "{failure}");
     assert!(failure.to_string().contains("standby"), "{failure}");
     assert!(attached.node.exists());
-    assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
+    one_path_is_marked_as_in_the_cache();
 
     wait_for_known_state(&attached.node, "standby");
     array.groups[0].set_access_state(ACTIVE);
@@ -255,11 +268,12 @@ fn a_detach_of_a_standby_path_alone_is_not_ready_and_succeeds_once_it_is_active(
         let detached = array.engine.detach(device, soon());
         if let Err(failure) = &detached {
             assert_eq!(failure.kind(), ErrorKind::NotReady, "{failure}");
-            assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
+            one_path_is_marked_as_in_the_cache();
         }
         detached.ok()
     });
     assert!(detached.safe_to_unmap, "{detached:?}");
+    assert_eq!(marks_of_failed_flushes(), [] as [&str; 0]);
     nothing_is_left();
     // The handler of Linux 5.10 holds I/O to a path in transition back (`alua_prep_fn`), and then
     // no other command reaches the path.

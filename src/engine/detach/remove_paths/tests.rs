@@ -7,6 +7,7 @@ use super::*;
 use crate::engine::detach::DetachTarget;
 use crate::engine::detach::receipt::Receipt;
 use crate::engine::detach::request::DetachRequest;
+use crate::engine::detach::run::UnitCache;
 use crate::engine::usage::claim::Claim;
 use crate::kernel::Roots;
 use crate::scsi::{Identity, ScsiDevice};
@@ -35,7 +36,7 @@ pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest)
         devices: Vec::new(),
         open_paths: Vec::new(),
         unwritten_paths: Vec::new(),
-        cache_marks: Vec::new(),
+        unit_cache: UnitCache::NotShown,
         first_paths: Vec::new(),
         lookalikes: Vec::new(),
         timed_out: false,

@@ -30,6 +30,9 @@ pub(super) const UNFLUSHED: &str = "no earlier detach has seen that it was flush
 pub(super) const CACHE_UNFLUSHED: &str = "no path flushed the unit's cache after the pages of this \
                                           one were written";
 
+/// The marks of data that is not stored yet, or not for certain. No flush has failed.
+pub(super) const NO_FAILURE: [&str; 3] = [UNSEEN, UNFLUSHED, CACHE_UNFLUSHED];
+
 /// The size of a mark's file: a page of most file systems in memory.
 pub(super) const FILE_SIZE: usize = 4096;
 
@@ -85,6 +88,11 @@ impl Note {
             _ => "an earlier flush failed".to_owned(),
         };
         format!("{what}: {}", self.why)
+    }
+
+    /// Whether a flush has failed, or may have.
+    pub(super) fn is_failure(&self) -> bool {
+        self.under_way().is_none() && !NO_FAILURE.contains(&self.why.as_str())
     }
 
     /// How many commands had failed before the flush, if the flush is under way.

@@ -211,11 +211,37 @@ fn a_path_that_goes_before_a_flush_of_the_units_cache_may_have_lost_data() {
     assert!(why.loss("sda").starts_with(said), "{}", why.loss("sda"));
     mark.clear();
     mark.set(&Error::new(ErrorKind::Io, "no"));
+    mark.set_cache_unflushed();
+    assert_eq!(mark.read().unwrap().as_deref(), Some("no"));
     mark.clear_unless_cache_unflushed();
     assert!(
         !mark.path.exists(),
         "the detach that removed it reported it"
     );
+}
+
+#[test]
+fn a_flush_of_the_units_cache_ends_only_the_doubt_about_data_that_was_in_it() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let mark = FailedFlush::of(&roots, &map(&roots, MAP)).unwrap();
+    let unit = ["naa.5000c500a1b2c3d4".parse().unwrap()];
+    let marks = LossMarks::KeepUnlessInCache;
+    for is_in_cache in [false, true] {
+        fs::create_dir_all(mark.disk.dir()).unwrap();
+        mark.clear();
+        if is_in_cache {
+            mark.set_cache_unflushed();
+        } else {
+            mark.set_unflushed();
+        }
+        // The life that the mark is about has ended.
+        fs::rename(&mark.path, mark.path.with_file_name("lost-dm-0-8")).unwrap();
+        let losses = purge_stale(&roots, &unit, marks);
+        assert_eq!(losses.is_empty(), is_in_cache, "{losses:?}");
+        let left = mark.path.with_file_name("lost-dm-0-8").exists();
+        assert_eq!(left, !is_in_cache);
+    }
 }
 
 #[test]
