@@ -6,7 +6,7 @@ use crate::engine::detach::open_paths::below_map_limit;
 use crate::engine::detach::receipt::{Flush, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun, UnitCache};
 use crate::engine::usage::claim::{Claim, FlushPolicy};
-use crate::engine::usage::failed_flush::FailedFlush;
+use crate::engine::usage::failed_flush::{FailedFlush, clear_cache_marks};
 use crate::engine::usage::write_back::{sends_cache_flushes, write_back, write_back_below_map};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
@@ -16,7 +16,7 @@ impl DetachRun<'_> {
     pub(super) fn flush_all(&mut self, claimed: &[ClaimedPath], deadline: Deadline) -> Result<()> {
         let flushed = self.flush_each(claimed, deadline);
         let flushed = flushed.and_then(|()| self.flush_over_another_path(claimed, deadline));
-        self.record_cache_flush(claimed);
+        self.record_cache_flush(claimed, flushed.is_ok());
         flushed
     }
 
@@ -77,11 +77,13 @@ impl DetachRun<'_> {
         write_back_below_map(self.engine, claim, disk, policy, below_map)
     }
 
-    /// Records whether a path has sent a flush of the unit's cache, or no path has shown a cache, if
-    /// the pages of a path need that. Marks each such path otherwise. The mark stays when the path
-    /// is deleted, so the next detach reports the doubt too, unless it flushes the cache.
-    fn record_cache_flush(&mut self, claimed: &[ClaimedPath]) {
-        let (mut is_shown, mut is_flushed) = (false, false);
+    /// Records whether a path has sent a flush of the unit's cache after all paths had written their
+    /// pages, or no path has shown a cache. Marks each path otherwise whose pages may be in the cache
+    /// alone. The mark stays when the path is deleted, so the next detach reports the doubt too,
+    /// unless it flushes the cache. `all_flushed` is false if a flush has ended the detach: then a
+    /// path may have written its pages after the flush of another one.
+    fn record_cache_flush(&mut self, claimed: &[ClaimedPath], all_flushed: bool) {
+        let (mut is_shown, mut is_flushed, mut is_refused) = (false, false, false);
         let mut unflushed = Vec::new();
         for one in claimed {
             let sends_flushes = sends_flushes(one);
@@ -90,9 +92,14 @@ impl DetachRun<'_> {
                 continue;
             };
             is_flushed |= entry.flush == Some(Flush::Done) && sends_flushes == Some(true);
+            is_refused |= matches!(entry.flush, Some(Flush::PagesWritten(_)));
             if entry.may_be_unflushed() {
                 unflushed.extend(&one.path.disk);
             }
+        }
+        let is_flushed = is_flushed && (all_flushed || !is_refused);
+        if is_flushed {
+            clear_cache_marks(self.engine.roots(), &self.unit);
         }
         self.unit_cache = match self.unit_cache {
             _ if is_flushed => UnitCache::Flushed,
@@ -170,12 +177,14 @@ fn sends_flushes(one: &ClaimedPath) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::symlink;
 
     use super::*;
     use crate::engine::Engine;
     use crate::engine::detach::remove_paths::tests::{path, run};
     use crate::engine::detach::{DetachRequest, DetachTarget};
     use crate::kernel::{Roots, sysfs};
+    use crate::scsi::Identity;
 
     /// Passes over paths whose disks show this cache, with the results of their flushes. Returns
     /// whether the cache counts as flushed at the end, and which paths are marked.
@@ -186,15 +195,20 @@ mod tests {
         let unit: DetachTarget = "unit:naa.5000c500a1b2c3d4".parse().unwrap();
         let request = DetachRequest::new(unit);
         let mut run = run(&engine, &request);
+        run.unit = Identity::of(["naa.5000c500a1b2c3d4".parse().unwrap()]);
+        let naa = [0x50, 0, 0xc5, 0, 0xa1, 0xb2, 0xc3, 0xd4];
+        let page_83 = [&[0, 0x83, 0, 12, 1, 3, 0, 8][..], &naa].concat();
         let mut disks = ('b'..).map(|letter| format!("sd{letter}"));
         let mut marks = Vec::new();
         for (host, pass) in (1..).zip(passes) {
             let mut claimed = Vec::new();
             for (lun, (cache, flush)) in pass.iter().enumerate() {
                 let path = path(roots, &format!("{host}:0:0:{lun}"), &disks.next().unwrap());
+                fs::write(path.device.dir().join("vpd_pg83"), &page_83).unwrap();
                 let disk = path.disk.as_ref().unwrap();
                 let queue = disk.dir().join("queue");
                 fs::create_dir_all(&queue).unwrap();
+                symlink(path.device.dir(), disk.dir().join("device")).unwrap();
                 fs::write(queue.join("write_cache"), cache).unwrap();
                 marks.push(format!("lost-{}-", disk.name()));
                 run.add_to_receipt(&path).unwrap();
@@ -208,7 +222,7 @@ mod tests {
                     in_map: true,
                 });
             }
-            run.record_cache_flush(&claimed);
+            run.record_cache_flush(&claimed, true);
         }
         let there = sysfs::names(&roots.run.join("lunbd")).unwrap_or_default();
         let is_there = |mark: &String| there.iter().any(|it| it.starts_with(mark));
@@ -250,7 +264,7 @@ mod tests {
         let of = |one, other| recorded(&[&[one], &[other]]);
         let first = (BACK, failed());
         let flushed = of(first.clone(), (BACK, Flush::Done));
-        assert_eq!(flushed, (true, vec![true, false]));
+        assert_eq!(flushed, (true, vec![false, false]));
         let unsent = (false, vec![true, false]);
         assert_eq!(of(first.clone(), (THROUGH, Flush::Done)), unsent);
         let dead = of(first.clone(), (THROUGH, dead()));

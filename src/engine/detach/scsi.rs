@@ -104,9 +104,6 @@ fn detach_present(
                 Err(error) => return Err(DetachFailure::new(error, run.receipt)),
             }
             let loss_marks = match request.flush_policy {
-                FlushPolicy::Require if run.unit_cache == UnitCache::Flushed => {
-                    LossMarks::KeepUnlessInCache
-                }
                 FlushPolicy::Require => LossMarks::Keep,
                 FlushPolicy::Abandon => LossMarks::Remove,
             };

@@ -125,7 +125,7 @@ impl FailedFlush {
     }
 
     /// Records that no path flushed the unit's cache after the pages of this one were written, unless
-    /// a write of them has failed. A later flush of the path removes the mark.
+    /// a write of them has failed. The mark stays until a path flushes the cache.
     pub(in crate::engine) fn set_cache_unflushed(&self) {
         let written = match self.note() {
             Ok(Some(note)) if note.is_failure() => return,
@@ -198,8 +198,8 @@ impl FailedFlush {
 }
 
 /// A flush that is marked as under way. The mark goes with this value, unless an earlier flush
-/// has failed or its result was not seen. It stays if this flush fails, or if its thread panics, and
-/// if the caller has given up this flush and has marked the path as unflushed.
+/// has failed or its result was not seen. It stays if this flush fails, or if its thread panics. A
+/// mark of data in the unit's cache alone stays too.
 #[derive(Debug)]
 pub(in crate::engine) struct FlushUnderWay {
     mark: FailedFlush,
@@ -221,16 +221,23 @@ impl FlushUnderWay {
         let flushed = flush(&self);
         match &flushed {
             Err(error) if has_lost_data(error) => self.mark.set(error),
-            Err(_)
-                if self.is_first
-                    && let Some(before) = self.no_failure =>
-            {
+            Err(_) => self.put_back(self.no_failure),
+            // Only the caller knows whether it has flushed the unit's cache.
+            Ok(_) if self.no_failure == Some(CACHE_UNFLUSHED) => self.put_back(self.no_failure),
+            Ok(_) => self.removes_mark = self.is_first,
+        }
+        flushed
+    }
+
+    /// Writes the mark from before this flush again, or removes that of the flush.
+    fn put_back(&mut self, before: Option<&'static str>) {
+        match before {
+            Some(before) if self.is_first => {
                 let written = self.mark.write(before);
                 self.mark.report(before.to_owned(), written);
             }
             _ => self.removes_mark = self.is_first,
         }
-        flushed
     }
 
     /// Why a success of this flush proves nothing: the process of an earlier one ended before it
@@ -269,19 +276,34 @@ impl Drop for FlushUnderWay {
     }
 }
 
-/// Which marks of ended lives to keep once they were reported.
+/// Whether to keep the marks of a loss that was reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum LossMarks {
     /// The next detach reports the loss again.
     Keep,
-    /// A path has flushed the unit's cache, so what was in it alone is stored.
-    KeepUnlessInCache,
     /// The caller accepts the loss: an abandoning detach, or a new attach.
     Remove,
 }
 
-/// Returns what the marks say of ended lives of this unit, whose disks the kernel removed
-/// by itself, as after `dev_loss_tmo`. Marks that name no unit are removed in any case.
+/// Removes the marks of data that was in this unit's cache alone, since a path has flushed it. A mark
+/// stays if its names do not prove that it is of this unit.
+pub(in crate::engine) fn clear_cache_marks(roots: &Roots, unit: &Identity) {
+    let folder = run_dir::path(roots);
+    for file in sysfs::names(&folder).unwrap_or_default() {
+        let path = folder.join(&file);
+        if !file.starts_with("lost-") {
+            continue;
+        }
+        let note = Note::parse(&sysfs::read(&path).unwrap_or_default());
+        let of_unit = Identity::of(note.names).compare(unit).is_proven_same();
+        if of_unit && note.why == CACHE_UNFLUSHED {
+            let _removed_by_another = fs::remove_file(path);
+        }
+    }
+}
+
+/// Returns what the marks say of ended lives of this unit, whose disks are gone, as after
+/// `dev_loss_tmo`. Marks that name no unit are removed in any case.
 pub(in crate::engine) fn purge_stale(
     roots: &Roots,
     unit: &[Wwid],
@@ -311,10 +333,8 @@ pub(in crate::engine) fn purge_stale(
         if is_current {
             continue;
         }
-        let is_stored = marks == LossMarks::KeepUnlessInCache && note.why == CACHE_UNFLUSHED;
-        losses.extend((of_unit && !is_stored).then(|| note.loss(name)));
-        let is_done_with = is_stored || marks == LossMarks::Remove;
-        if note.names.is_empty() || (of_unit && is_done_with) {
+        losses.extend(of_unit.then(|| note.loss(name)));
+        if note.names.is_empty() || (of_unit && marks == LossMarks::Remove) {
             crash_point!(FailedFlushToSweep);
             let _swept_by_another = fs::remove_file(path);
             crash_point!(FailedFlushSwept);

@@ -228,11 +228,14 @@ pub(in crate::engine) fn flush(
     let has_failed = |error: &Error| error.kind() != ErrorKind::NotPermitted;
     worker::run_with_own_fd_table_and(Stage::Flush, file, move |file| {
         note_thread();
-        let flush = mark.begin()?;
+        let flush = mark.clone().begin()?;
         let unseen = flush.unseen();
         let flushed = flush.run(has_failed, |flush| {
             flush_pages_and_cache(&roots, &disk, file, flush)
         })?;
+        if flushed == Flush::Done && sends_cache_flushes(&disk) == Some(true) {
+            mark.clear_cache_unflushed();
+        }
         Ok(match unseen {
             Some(why) if flushed == Flush::Done => Flush::Unproven(why.to_owned()),
             _ => flushed,
