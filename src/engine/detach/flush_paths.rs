@@ -81,25 +81,35 @@ impl DetachRun<'_> {
     /// pages, or no path has shown a cache. Marks each path otherwise whose pages may be in the cache
     /// alone. The mark stays when the path is deleted, so the next detach reports the doubt too,
     /// unless it flushes the cache. `all_flushed` is false if a flush has ended the detach: then a
-    /// path may have written its pages after the flush of another one.
+    /// path whose flush was refused may have written its pages after the flush of another one.
     fn record_cache_flush(&mut self, claimed: &[ClaimedPath], all_flushed: bool) {
         let (mut is_shown, mut is_flushed, mut is_refused) = (false, false, false);
-        let mut unflushed = Vec::new();
+        let (mut unflushed, mut unproven) = (Vec::new(), Vec::new());
         for one in claimed {
             let sends_flushes = sends_flushes(one);
             is_shown |= sends_flushes != Some(false);
             let Some(entry) = self.entry(&one.path.device) else {
                 continue;
             };
-            is_flushed |= entry.flush == Some(Flush::Done) && sends_flushes == Some(true);
+            let has_flushed = entry.flush == Some(Flush::Done) && sends_flushes == Some(true);
+            is_flushed |= has_flushed;
             is_refused |= matches!(entry.flush, Some(Flush::PagesWritten(_)));
             if entry.may_be_unflushed() {
                 unflushed.extend(&one.path.disk);
             }
+            if !has_flushed {
+                unproven.extend(&one.path.disk);
+            }
         }
         let is_flushed = is_flushed && (all_flushed || !is_refused);
         if is_flushed {
-            clear_cache_marks(self.engine.roots(), &self.unit);
+            let roots = self.engine.roots();
+            clear_cache_marks(roots, &self.unit);
+            // The names of a path may be no proof of the unit.
+            let marks = unproven
+                .iter()
+                .flat_map(|disk| FailedFlush::of(roots, disk));
+            marks.for_each(|mark| mark.clear_cache_unflushed());
         }
         self.unit_cache = match self.unit_cache {
             _ if is_flushed => UnitCache::Flushed,
