@@ -199,6 +199,11 @@ mod tests {
     /// Passes over paths whose disks show this cache, with the results of their flushes. Returns
     /// whether the cache counts as flushed at the end, and which paths are marked.
     fn recorded(passes: &[&[(&str, Flush)]]) -> (bool, Vec<bool>) {
+        recorded_if(passes, true)
+    }
+
+    /// As [`recorded`]. If not `all_flushed`, a flush has ended each pass.
+    fn recorded_if(passes: &[&[(&str, Flush)]], all_flushed: bool) -> (bool, Vec<bool>) {
         let root = tempfile::tempdir().unwrap();
         let engine = Engine::start(Roots::below(root.path())).unwrap();
         let roots = engine.roots();
@@ -232,7 +237,7 @@ mod tests {
                     in_map: true,
                 });
             }
-            run.record_cache_flush(&claimed, true);
+            run.record_cache_flush(&claimed, all_flushed);
         }
         let there = sysfs::names(&roots.run.join("lunbd")).unwrap_or_default();
         let is_there = |mark: &String| there.iter().any(|it| it.starts_with(mark));
@@ -267,6 +272,15 @@ mod tests {
         // No path shows a cache.
         let without = of((THROUGH, dead()), (THROUGH, Flush::Done));
         assert_eq!(without, (true, none));
+    }
+
+    #[test]
+    fn a_refused_path_is_marked_if_the_detach_ends_before_another_path_has_flushed_again() {
+        let refused = || Flush::PagesWritten("standby".to_owned());
+        let both = [(BACK, Flush::Done), (BACK, refused())];
+        let ended = recorded_if(&[&both], false);
+        assert_eq!(ended, (false, vec![false, true]));
+        assert_eq!(recorded(&[&both]), (true, vec![false, false]));
     }
 
     #[test]

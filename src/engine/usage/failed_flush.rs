@@ -221,17 +221,17 @@ impl FlushUnderWay {
         let flushed = flush(&self);
         match &flushed {
             Err(error) if has_lost_data(error) => self.mark.set(error),
-            Err(_) => self.put_back(self.no_failure),
+            Err(_) => self.put_back(),
             // Only the caller knows whether it has flushed the unit's cache.
-            Ok(_) if self.no_failure == Some(CACHE_UNFLUSHED) => self.put_back(self.no_failure),
+            Ok(_) if self.no_failure == Some(CACHE_UNFLUSHED) => self.put_back(),
             Ok(_) => self.removes_mark = self.is_first,
         }
         flushed
     }
 
     /// Writes the mark from before this flush again, or removes that of the flush.
-    fn put_back(&mut self, before: Option<&'static str>) {
-        match before {
+    fn put_back(&mut self) {
+        match self.no_failure {
             Some(before) if self.is_first => {
                 let written = self.mark.write(before);
                 self.mark.report(before.to_owned(), written);
