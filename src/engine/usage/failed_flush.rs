@@ -125,7 +125,8 @@ impl FailedFlush {
     }
 
     /// Records that no path flushed the unit's cache after the pages of this one were written, unless
-    /// a write of them has failed. The mark stays until a path flushes the cache.
+    /// a write of them has failed. The mark stays until a path flushes the cache, or until a caller
+    /// accepts the loss.
     pub(in crate::engine) fn set_cache_unflushed(&self) {
         let written = match self.note() {
             Ok(Some(note)) if note.is_failure() => return,
@@ -192,7 +193,8 @@ impl FailedFlush {
         }
     }
 
-    fn is_cache_unflushed(&self) -> bool {
+    /// Whether the mark says that the data may be in the unit's cache alone.
+    pub(in crate::engine) fn is_cache_unflushed(&self) -> bool {
         matches!(self.note(), Ok(Some(note)) if note.why == CACHE_UNFLUSHED)
     }
 }

@@ -143,8 +143,8 @@ pub(in crate::engine) fn write_back_below_map(
             _ => {
                 let flushed = dropped.and_then(|()| disk.flush());
                 // The caller may have given up this flush, and marked the path.
-                if flushed.is_ok() && sends_cache_flushes(&own) == Some(true) {
-                    mark.clear_cache_unflushed();
+                if flushed.is_ok() {
+                    clear_if_in_cache(&mark, &own);
                 }
                 Ok(flushed)
             }
@@ -168,6 +168,14 @@ pub(in crate::engine) fn write_back_below_map(
         Ok(Ok(Err(error))) | Err(error) => Ok(Flush::ThroughMap(error.to_string())),
         Ok(Err(error)) if abandon => Ok(Flush::Abandoned(error.to_string())),
         Ok(Err(error)) => Err(error.at(Stage::Flush)),
+    }
+}
+
+/// Removes the mark of data in the unit's cache alone after a flush of the disk, if the kernel has sent
+/// the flush.
+fn clear_if_in_cache(mark: &FailedFlush, disk: &BlockDevice) {
+    if mark.is_cache_unflushed() && sends_cache_flushes(disk) == Some(true) {
+        mark.clear();
     }
 }
 
@@ -233,8 +241,8 @@ pub(in crate::engine) fn flush(
         let flushed = flush.run(has_failed, |flush| {
             flush_pages_and_cache(&roots, &disk, file, flush)
         })?;
-        if flushed == Flush::Done && sends_cache_flushes(&disk) == Some(true) {
-            mark.clear_cache_unflushed();
+        if flushed == Flush::Done {
+            clear_if_in_cache(&mark, &disk);
         }
         Ok(match unseen {
             Some(why) if flushed == Flush::Done => Flush::Unproven(why.to_owned()),
