@@ -11,6 +11,18 @@ const ROOM: usize = 16 << 10;
 /// The most that is read, in bytes: a million mappings take about half as much.
 const LONGEST: u64 = 256 << 20;
 
+/// Reads a file that is one record, which the kernel returns whole to a read with enough room
+/// (`fs/seq_file.c`, `single_open`).
+///
+/// # Errors
+/// Those of the kernel.
+pub(super) fn read_record(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; ROOM];
+    let length = File::open(path)?.read(&mut bytes)?;
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
 /// # Errors
 /// Those of [`read_into`].
 pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {

@@ -9,7 +9,7 @@
 //! id. A device with a `pid` and no id may get an id without a further event, so it is
 //! read at each question.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::device::NbdDevice;
 use crate::error::Result;
@@ -52,7 +52,7 @@ impl Backends {
     /// The connected devices with this id: at most one, unless another program gave an id
     /// twice, which the kernel does not check.
     pub(crate) fn of_backend(&mut self, roots: &Roots, id: &BackendId) -> Result<Vec<NbdDevice>> {
-        let known = self.read(roots, true)?;
+        let (known, read_now) = self.read(roots, true)?;
         let is_named = |seen: &BackendState| matches!(seen, BackendState::Named { backend, .. } if backend == id.as_str());
         let named: Vec<NbdIndex> = known
             .iter()
@@ -61,8 +61,10 @@ impl Backends {
             .collect();
         let mut devices = Vec::new();
         for index in named {
-            // Its disconnect may have begun since it was read.
-            if backend_of(roots, index)?.as_deref() == Some(id.as_str()) {
+            // Its disconnect may have begun since an earlier question read it.
+            if read_now.contains(&index)
+                || backend_of(roots, index)?.as_deref() == Some(id.as_str())
+            {
                 devices.extend(NbdDevice::find(roots, index)?);
             } else if let Some(known) = &mut self.known {
                 read_one(roots, index, known)?;
@@ -77,7 +79,7 @@ impl Backends {
         if self.changes.is_none() {
             return NbdDevice::candidates(roots);
         }
-        let known = self.read(roots, false)?;
+        let (known, _) = self.read(roots, false)?;
         let is_free = |seen: &BackendState| matches!(seen, BackendState::Free);
         let free = known.iter().filter(|(_, seen)| is_free(seen));
         let mut indexes: Vec<NbdIndex> = free.map(|(index, _)| *index).collect();
@@ -93,36 +95,37 @@ impl Backends {
         self.known = None;
     }
 
-    /// The current devices. With `settle` it reads the sizes that the first read left out.
+    /// The current devices, and those that this question has read again. With `settle` it reads the
+    /// sizes that the first read left out.
     fn read(
         &mut self,
         roots: &Roots,
         settle: bool,
-    ) -> Result<&mut BTreeMap<NbdIndex, BackendState>> {
+    ) -> Result<(&BTreeMap<NbdIndex, BackendState>, BTreeSet<NbdIndex>)> {
         let changed = self
             .changes
             .as_mut()
             .map_or(Changed::Unknown, Changes::take);
         // An error on the way leaves nothing behind that could be out of date.
+        let mut read_now = BTreeSet::new();
         let known = match (changed, self.known.take()) {
             (Changed::These(names), Some(mut known)) => {
-                for index in names.iter().filter_map(|name| NbdIndex::of_name(name)) {
-                    read_one(roots, index, &mut known)?;
-                }
+                let changed = names.iter().filter_map(|name| NbdIndex::of_name(name));
+                read_now.extend(changed);
                 let unsettled = known.iter().filter(|(_, seen)| match seen {
                     BackendState::Free => false,
                     BackendState::Named { settled, .. } => settle && !settled,
                     BackendState::Unnamed => true,
                 });
-                let unsettled: Vec<NbdIndex> = unsettled.map(|(index, _)| *index).collect();
-                for index in unsettled {
+                read_now.extend(unsettled.map(|(index, _)| *index));
+                for &index in &read_now {
                     read_one(roots, index, &mut known)?;
                 }
                 known
             }
             _ => read_all(roots)?,
         };
-        Ok(self.known.insert(known))
+        Ok((self.known.insert(known), read_now))
     }
 }
 

@@ -31,8 +31,6 @@ pub struct Facts {
     pub backend: Option<String>,
     /// In bytes; 0 if the device is not configured.
     pub size: u64,
-    /// Whether the kernel refuses writes.
-    pub read_only: bool,
     /// Requests that the server has not answered.
     pub in_flight: u64,
     /// Devices stacked on it.
@@ -243,7 +241,6 @@ impl NbdDevice {
         let connection = self.connection_facts()?;
         Ok(Facts {
             size: self.disk.size()?,
-            read_only: self.disk.read_only()?,
             in_flight: self.in_flight()?,
             holders: self.disk.holders()?,
             ..connection
@@ -371,7 +368,6 @@ mod tests {
         for (attribute, text) in [
             ("dev", "43:3\n"),
             ("size", "0\n"),
-            ("ro", "0\n"),
             ("inflight", "       0        0\n"),
         ] {
             std::fs::write(dir.join(attribute), text).unwrap();

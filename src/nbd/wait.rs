@@ -99,7 +99,6 @@ mod tests {
         for (attribute, text) in [
             ("dev", "43:3\n"),
             ("size", "0\n"),
-            ("ro", "0\n"),
             ("inflight", "       0        0\n"),
         ] {
             fs::write(dir.join(attribute), text).unwrap();

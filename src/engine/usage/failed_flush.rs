@@ -93,14 +93,14 @@ impl FailedFlush {
         let no_failure = NO_FAILURE.into_iter().find(|it| why == Some(*it));
         let failure = note.and_then(|note| self.failure_in(note));
         let is_first = no_failure != Some(UNSEEN) && failure.is_none();
-        if is_first {
-            let unit = UnitBehindDisk::read(&self.disk);
+        let unit = is_first.then(|| UnitBehindDisk::read(&self.disk));
+        if let Some(unit) = &unit {
             let begins = Note::of_begin(unit.failed_commands());
-            self.write_for(&begins, &unit).map_err(in_flush)?;
+            self.write_for(&begins, unit).map_err(in_flush)?;
         }
         Ok(FlushUnderWay {
             mark: self,
-            is_first,
+            unit,
             removes_mark: is_first,
             no_failure,
         })
@@ -205,8 +205,9 @@ impl FailedFlush {
 #[derive(Debug)]
 pub(in crate::engine) struct FlushUnderWay {
     mark: FailedFlush,
-    /// No earlier flush has failed, and the result of each was seen.
-    is_first: bool,
+    /// The unit behind the disk. `None` if an earlier flush has failed, or if the result of one was
+    /// not seen: then this flush leaves the mark as it is, unless it fails.
+    unit: Option<UnitBehindDisk>,
     removes_mark: bool,
     /// The mark from before this flush, if it is one of `NO_FAILURE`.
     no_failure: Option<&'static str>,
@@ -226,7 +227,7 @@ impl FlushUnderWay {
             Err(_) => self.put_back(),
             // Only the caller knows whether it has flushed the unit's cache.
             Ok(_) if self.no_failure == Some(CACHE_UNFLUSHED) => self.put_back(),
-            Ok(_) => self.removes_mark = self.is_first,
+            Ok(_) => self.removes_mark = self.unit.is_some(),
         }
         flushed
     }
@@ -234,11 +235,11 @@ impl FlushUnderWay {
     /// Writes the mark from before this flush again, or removes that of the flush.
     fn put_back(&mut self) {
         match self.no_failure {
-            Some(before) if self.is_first => {
+            Some(before) if self.unit.is_some() => {
                 let written = self.mark.write(before);
                 self.mark.report(before.to_owned(), written);
             }
-            _ => self.removes_mark = self.is_first,
+            _ => self.removes_mark = self.unit.is_some(),
         }
     }
 
@@ -252,20 +253,20 @@ impl FlushUnderWay {
     /// result of the rest of this flush if its process ends. The kernel keeps the error of a
     /// failed write until a call takes it, and no error of a flush of the server's cache.
     pub(in crate::engine) fn mark_as_unseen(&self) -> Result<()> {
-        let unit = UnitBehindDisk::read(&self.mark.disk);
-        if !self.is_first || unit.counts_failed_commands() {
+        let unit = self.unit.as_ref();
+        let Some(unit) = unit.filter(|unit| !unit.counts_failed_commands()) else {
             return Ok(());
-        }
-        let marked = self.mark.write_for(UNSEEN, &unit);
+        };
+        let marked = self.mark.write_for(UNSEEN, unit);
         marked.map_err(|error| error.at(Stage::Flush))
     }
 
     /// Marks that the count of failed commands does not show whether this flush fails.
     pub(in crate::engine) fn mark_as_uncounted(&self) -> Result<()> {
-        if !self.is_first {
+        let Some(unit) = &self.unit else {
             return Ok(());
-        }
-        let marked = self.mark.write(UNCOUNTED);
+        };
+        let marked = self.mark.write_for(UNCOUNTED, unit);
         marked.map_err(|error| error.at(Stage::Flush))
     }
 }

@@ -216,15 +216,15 @@ impl UserSearch {
     /// `nbd_start_device`). A device with a backend id was connected over netlink: the thread
     /// that did so may have ended, and another may have its number by now.
     fn runs_connect_ioctl(&self, roots: &Roots, process: u32, device: DevNo) -> Result<bool> {
+        if process == std::process::id() {
+            return Ok(false);
+        }
         let disk = self.devices.iter().map(|(_, disk)| disk);
         let disk = disk.filter(|disk| disk.name().starts_with("nbd") && !disk.is_partition());
         let mut disk = disk.filter(|disk| disk.devno() == device);
         let Some(dir) = disk.next().map(BlockDevice::dir) else {
             return Ok(false);
         };
-        if process == std::process::id() {
-            return Ok(false);
-        }
         let attribute = |name| sysfs::read_if_there(&dir.join(name));
         let (thread, backend) = (attribute("pid")?, attribute("backend")?);
         let Some(thread) = thread.filter(|_| backend.is_none_or(|id| id.is_empty())) else {

@@ -27,7 +27,7 @@ pub(super) fn unless_denied<T>(read: io::Result<T>, is_complete: &mut bool) -> O
 /// octal); `None` if it does not have the device open. A descriptor whose flags cannot be
 /// read may write.
 pub(super) fn writes(descriptor: &Path) -> Option<bool> {
-    let Ok(text) = proc_file::read(&fdinfo_path(descriptor)?) else {
+    let Ok(text) = proc_file::read_record(&fdinfo_path(descriptor)?) else {
         return Some(true);
     };
     let text = String::from_utf8_lossy(&text);

@@ -16,7 +16,7 @@ pub(super) const NUM_THREADS: usize = 20;
 /// # Errors
 /// `ENOENT` or `ESRCH` if the process has ended.
 pub(super) fn read_field(process: &Path, field: usize) -> io::Result<u64> {
-    let text = proc_file::read(&process.join("stat"))?;
+    let text = proc_file::read_record(&process.join("stat"))?;
     let text = String::from_utf8_lossy(&text);
     number(&text, field).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

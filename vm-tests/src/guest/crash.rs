@@ -152,8 +152,12 @@ impl Place {
     /// a lock file or the mark of a failed flush.
     #[track_caller]
     pub fn require_clean(&self, when: &str) {
-        let mut left = journal_files(&self.0);
-        left.extend(super::entries(LEASES));
+        let journal = journal_files(&self.0);
+        let leases = super::entries(LEASES).into_iter().map(|name| {
+            let text = fs::read_to_string(Path::new(LEASES).join(&name)).unwrap_or_default();
+            format!("{name}: {}", text.trim_end())
+        });
+        let left: Vec<String> = journal.into_iter().chain(leases).collect();
         assert!(left.is_empty(), "{when}: {left:?} left");
     }
 }

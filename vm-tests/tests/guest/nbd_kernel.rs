@@ -29,7 +29,8 @@ fn a_connect_says_which_index_it_took_and_sysfs_shows_what_was_asked_for() {
     assert_eq!(device.0, index(0));
     let facts = device.sysfs().facts().unwrap();
     assert_eq!(facts.size, 64 << 10);
-    assert!(facts.read_only && facts.pid.is_some());
+    assert!(facts.pid.is_some());
+    assert!(device.sysfs().disk().read_only().unwrap());
     let expected = has_backend_ids().then_some("volume a");
     assert_eq!(facts.backend.as_deref(), expected);
     assert_eq!(device.read(4096).unwrap(), 0x5a);

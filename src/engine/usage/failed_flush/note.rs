@@ -53,9 +53,13 @@ impl Note {
     /// Makes the file, or writes over it, which needs no more room. One write within a page is
     /// whole, or it is not there: a process that is killed before it leaves an empty file.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
-        let is_new = !path.exists();
-        let mut file = File::options();
-        let file = file.write(true).create(true).truncate(false).open(path)?;
+        let mut options = File::options();
+        let (file, is_new) = match options.write(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                (options.create(true).truncate(false).open(path)?, true)
+            }
+            opened => (opened?, false),
+        };
         let written = file.write_all_at(&self.padded(), 0);
         if is_new && written.is_err() {
             let _removed_by_another = fs::remove_file(path);

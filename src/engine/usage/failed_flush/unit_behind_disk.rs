@@ -6,6 +6,7 @@ use crate::multipath::Map;
 use crate::scsi::ScsiDevice;
 
 /// What the kernel shows of the unit behind a disk or a map.
+#[derive(Debug)]
 pub(super) enum UnitBehindDisk {
     Map(Map),
     PartitionMap(Map),
@@ -16,11 +17,13 @@ pub(super) enum UnitBehindDisk {
 
 impl UnitBehindDisk {
     pub(super) fn read(disk: &BlockDevice) -> Self {
-        if let Ok(Some(map)) = Map::of_disk(disk) {
-            return Self::Map(map);
-        }
-        if let Ok(Some(map)) = Map::of_partition(disk) {
-            return Self::PartitionMap(map);
+        // Only a map has such a name (`drivers/md/dm.c`, `alloc_dev`).
+        if disk.name().starts_with("dm-") {
+            if let Ok(Some(map)) = Map::of_disk(disk) {
+                return Self::Map(map);
+            }
+            let map = Map::of_partition(disk).ok().flatten();
+            return map.map_or(Self::Unknown, Self::PartitionMap);
         }
         let device = ScsiDevice::of_disk(disk).ok().flatten();
         device.map_or(Self::Unknown, Self::Device)
