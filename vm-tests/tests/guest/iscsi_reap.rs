@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lunbd::engine::{Evidence, Multipath, ReapOutcome, ReapReport, ReapRequest, StaleLun};
-use lunbd::{AttachRequest, Attachment, Engine, ErrorKind, Source};
+use lunbd::{AttachRequest, Attachment, DetachRequest, DetachTarget, Engine, ErrorKind, Source};
+use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
 use vm_tests::guest::iscsi_target::{IscsiTarget, PORTALS};
 use vm_tests::guest::iscsid::{Iscsid, Timeouts};
@@ -121,4 +122,14 @@ fn a_stale_lun_in_a_map_is_skipped_and_a_detach_of_the_unit_removes_both() {
     engine.detach(source, soon()).unwrap();
     assert!(!attachment.node.exists());
     assert!(reap(&engine).stale_luns.is_empty());
+    // A map that lost its paths before it was flushed leaves a record, until a caller accepts the
+    // loss.
+    let unit = DetachTarget::Unit(store.wwid().parse().unwrap());
+    let accepting = DetachRequest::new(unit).abandon_unwritten();
+    engine.detach(accepting, soon()).unwrap();
+    let left = guest::entries("/run/lunbd");
+    assert!(
+        !left.iter().any(|name| name.starts_with("lost-")),
+        "{left:?}"
+    );
 }
