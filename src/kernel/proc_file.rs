@@ -12,7 +12,7 @@ const ROOM: usize = 16 << 10;
 const LONGEST: u64 = 256 << 20;
 
 /// Reads a file that is one record, which the kernel returns whole to a read with enough room
-/// (`fs/seq_file.c`, `single_open`).
+/// (`fs/seq_file.c`, `single_open`). What does not fit into [`ROOM`] is cut off.
 ///
 /// # Errors
 /// Those of the kernel.

@@ -205,8 +205,8 @@ impl FailedFlush {
 #[derive(Debug)]
 pub(in crate::engine) struct FlushUnderWay {
     mark: FailedFlush,
-    /// The unit behind the disk. `None` if an earlier flush has failed, or if the result of one was
-    /// not seen: then this flush leaves the mark as it is, unless it fails.
+    /// The unit behind the disk. `None` if an earlier flush has failed or may have failed, or if the
+    /// result of one was not seen: then this flush leaves the mark as it is, unless it fails.
     unit: Option<UnitBehindDisk>,
     removes_mark: bool,
     /// The mark from before this flush, if it is one of `NO_FAILURE`.
