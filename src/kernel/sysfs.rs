@@ -10,8 +10,8 @@ use nix::errno::Errno;
 use super::{Devices, directory};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Nearly every attribute fits into this many bytes.
-const SHORT: usize = 4096;
+/// Nearly every attribute fits into a page, and a shorter read shows where it ends.
+const SHORT: usize = 4096 + 1;
 
 /// More than any attribute holds. It also limits the read of a file that is no
 /// attribute.

@@ -44,17 +44,14 @@ pub(crate) fn wait_until_closed(
 /// `TimedOut` at stage `confirm`. The device was told to disconnect, and the
 /// error names what is left.
 pub(crate) fn wait_until_free(
-    roots: &Roots,
-    index: NbdIndex,
+    device: &NbdDevice,
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<()> {
     let mut pauses = Backoff::for_kernel_state();
     loop {
-        let device = NbdDevice::find(roots, index)?;
         // A device that was created for one connection goes away with it.
-        let facts = device.map(|device| device.facts_if_present()).transpose()?;
-        let facts = facts.flatten();
+        let facts = device.facts_if_present()?;
         let state = facts
             .as_ref()
             .map_or(State::Absent, |facts| facts.state(&Hints::default()));
@@ -64,7 +61,7 @@ pub(crate) fn wait_until_free(
         }
         let turn = deadline.at_most(pauses.pause());
         if watch.next(turn).is_none() && deadline.has_passed() {
-            let what = format!("nbd{index} to be free");
+            let what = format!("nbd{} to be free", device.index());
             let error = Error::timed_out(Stage::Confirm, deadline, &what);
             let seen = facts.map_or_else(String::new, |facts| facts.to_string());
             return Err(error.with_last_seen(format!("disconnected, and {seen}")));

@@ -166,7 +166,7 @@ fn rollback_connect(
     let (roots, index) = (engine.roots(), connected.device.index());
     let locks = Box::new((Arc::clone(&offer.locks), Arc::clone(&connected.lock)));
     nbd::disconnect_under(locks, roots, index, deadline)?;
-    nbd::wait_until_free(roots, index, &mut connected.watch, deadline)
+    nbd::wait_until_free(&connected.device, &mut connected.watch, deadline)
 }
 
 /// Whether the kernel receives over each connection. If there is a single connection, the

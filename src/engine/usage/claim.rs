@@ -99,7 +99,7 @@ pub(super) fn host_queue_of<'a>(engine: &'a Engine, disk: &BlockDevice) -> HostQ
     if NbdIndex::of_name(disk.name()).is_some() {
         return None;
     }
-    let device = ScsiDevice::of_disk(disk).ok().flatten()?;
+    let device = ScsiDevice::below(disk)?;
     Some((&engine.scheduler, device.hctl()))
 }
 

@@ -36,7 +36,7 @@ pub(super) struct PathBeforeFlush {
 impl PathBeforeFlush {
     /// `None` if the disk is no SCSI disk or is gone.
     pub(super) fn look_at(disk: &BlockDevice) -> Option<Self> {
-        let device = ScsiDevice::of_disk(disk).ok().flatten()?;
+        let device = ScsiDevice::below(disk)?;
         let known = device.known_access_state().ok().flatten();
         Some(Self {
             non_serving: known.filter(|state| !state.serves_io()),

@@ -1,6 +1,7 @@
 //! The search for SCSI devices in sysfs.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use super::ScsiDevice;
 use crate::error::{Error, ErrorKind, Result};
@@ -32,11 +33,16 @@ impl ScsiDevice {
                 None => Ok(None),
             };
         };
-        let name = dir.file_name().and_then(|name| name.to_str());
-        match name.and_then(|name| name.parse().ok()) {
+        match address_of(&dir) {
             Some(hctl) => Ok(Self::at(hctl, dir)),
             None => Err(not_scsi(disk)),
         }
+    }
+
+    /// The device below this disk; `None` if the disk is no SCSI disk, is gone or cannot be read.
+    pub(crate) fn below(disk: &BlockDevice) -> Option<Self> {
+        let dir = sysfs::follow(&disk.dir().join("device")).ok().flatten()?;
+        Self::at(address_of(&dir)?, dir)
     }
 
     /// All devices, in the order of their addresses.
@@ -139,6 +145,10 @@ impl ScsiDevice {
             .filter_map(|hctl| Self::at(hctl, target.join(hctl.to_string())))
             .collect())
     }
+}
+
+fn address_of(dir: &Path) -> Option<Hctl> {
+    dir.file_name()?.to_str()?.parse().ok()
 }
 
 fn not_scsi(disk: &BlockDevice) -> Error {

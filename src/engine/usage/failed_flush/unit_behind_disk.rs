@@ -25,8 +25,7 @@ impl UnitBehindDisk {
             let map = Map::of_partition(disk).ok().flatten();
             return map.map_or(Self::Unknown, Self::PartitionMap);
         }
-        let device = ScsiDevice::of_disk(disk).ok().flatten();
-        device.map_or(Self::Unknown, Self::Device)
+        ScsiDevice::below(disk).map_or(Self::Unknown, Self::Device)
     }
 
     /// Whether this process reads how many commands have failed, which the kernel counts for SCSI.
@@ -38,8 +37,7 @@ impl UnitBehindDisk {
     /// does not count them, as for NBD.
     pub(super) fn failed_commands(&self) -> u64 {
         let of_path = |path: &BlockDevice| {
-            let device = ScsiDevice::of_disk(path).ok().flatten();
-            device.and_then(|device| device.failed_commands())
+            ScsiDevice::below(path).and_then(|device| device.failed_commands())
         };
         let count = match self {
             Self::Map(map) => map.paths().unwrap_or_default().iter().map(of_path).sum(),
