@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lunbd::engine::journal::Record;
-use lunbd::engine::{HealReport, ReapRequest};
+use lunbd::engine::{HealReport, ReapRequest, ResizeRequest};
 use lunbd::reconcile::{Desired, Options, Reconciler};
 use lunbd::uevent::Message;
 use lunbd::{AttachRequest, Deadline, DetachTarget, Engine, ErrorKind, Source};
@@ -96,8 +96,14 @@ fn calls_and_their_stages_are_measured_also_those_that_fail_and_each_metric_is_d
         engine.attach(&request, soon()).unwrap_err();
         engine.attach(&request, soon()).unwrap_err();
         let name = "naa.5000c500a1b2c3d4".parse().unwrap();
-        engine.detach(DetachTarget::Unit(name), soon()).unwrap();
+        let unit = DetachTarget::Unit(name);
+        let resize = ResizeRequest::new(unit.clone());
+        engine.resize(&resize, soon()).unwrap_err();
+        engine.detach(unit, soon()).unwrap();
         engine.reap(&ReapRequest::default(), soon()).unwrap();
+        let journal = tempfile::tempdir().unwrap();
+        let journal = engine.open_journal_at(journal.path(), soon()).unwrap();
+        engine.recover(&journal, soon()).unwrap();
         engine.publish_metrics();
     });
     let found = read(snapshotter.snapshot());
@@ -111,6 +117,11 @@ fn calls_and_their_stages_are_measured_also_those_that_fail_and_each_metric_is_d
             ),
             ("lunbd_calls_total{call=detach,outcome=ok}", Counter(1)),
             ("lunbd_calls_total{call=reap,outcome=ok}", Counter(1)),
+            ("lunbd_calls_total{call=recover,outcome=ok}", Counter(1)),
+            (
+                "lunbd_calls_total{call=resize,outcome=not_found}",
+                Counter(1),
+            ),
         ],
     );
     for (name, count) in [
