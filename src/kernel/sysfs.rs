@@ -10,8 +10,9 @@ use nix::errno::Errno;
 use super::{Devices, directory};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Nearly every attribute fits into a page, and a shorter read shows where it ends.
-const SHORT: usize = 4096 + 1;
+/// A page, into which nearly every attribute fits. The kernel returns a longer binary attribute in
+/// pages (`fs/kernfs/file.c`, `kernfs_file_read_iter`), so a full page may not be its end.
+const SHORT: usize = 4096;
 
 /// More than any attribute holds. It also limits the read of a file that is no
 /// attribute.

@@ -165,7 +165,7 @@ impl DetachRun<'_> {
         }
         let message = format!(
             "{hctl} does not flush the unit's cache, and no other path flushed it ({why}); the \
-             kernel wrote all pages, and this call deleted nothing: make a path active on the \
+             kernel wrote all pages, and this call deleted no path: make a path active on the \
              target and detach again, or abandon unwritten data"
         );
         Err(Error::new(ErrorKind::NotReady, message).at(Stage::Flush))
