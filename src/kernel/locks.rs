@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use nix::sys::stat::{major, minor};
 
-use super::{Roots, sysfs};
+use super::{Roots, proc_file, sysfs};
 
 /// The process that holds the lock on this file, in words; `None` if none does, or the kernel
 /// does not show it: `/proc/locks` shows the processes of our PID namespace.
@@ -18,7 +18,7 @@ pub(crate) fn holder(roots: &Roots, file: &File) -> Option<String> {
         minor(device),
         metadata.ino()
     );
-    let table = sysfs::read(&roots.proc.join("locks")).ok()?;
+    let table = proc_file::read_text(&roots.proc.join("locks")).ok()?;
     let pid = pid_in(&table, &place)?;
     let command = sysfs::read(&roots.proc.join(format!("{pid}/comm"))).unwrap_or_default();
     Some(format!("process {pid} ({command})"))
@@ -39,6 +39,22 @@ fn pid_in(table: &str, place: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_process_that_holds_a_lock_is_found_among_more_locks_than_one_read_returns() {
+        const MANY: usize = 200;
+        let locked = |_| {
+            let file = tempfile::tempfile_in("/dev/shm").unwrap();
+            file.lock().unwrap();
+            file
+        };
+        let files: Vec<File> = (0..MANY).map(locked).collect();
+        let own = format!("process {} (", std::process::id());
+        for file in &files {
+            let holder = holder(&Roots::default(), file).expect("a holder");
+            assert!(holder.starts_with(&own), "{holder}");
+        }
+    }
 
     #[test]
     fn a_lock_is_found_by_its_file_among_others_and_a_waiting_process_holds_none() {

@@ -43,7 +43,7 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
 
     let own = roots.proc.join("self");
     namespaces.extend(namespace(&own).ok());
-    let text = read_whole(&own.join("mountinfo"))?;
+    let text = proc_file::read_text(&own.join("mountinfo"))?;
     // A source is looked up in our own namespace, whichever process mounted it.
     let servers = FileServers::of_mounts(points(&text));
     let mut sources = MountSourceLookup::new(roots, servers, deadline);
@@ -59,7 +59,7 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
         if namespaces.contains(&inode) {
             continue;
         }
-        if let Ok(text) = read_whole(&process.join("mountinfo")) {
+        if let Ok(text) = proc_file::read_text(&process.join("mountinfo")) {
             namespaces.insert(inode);
             found.extend(parse_mountinfo(&text, Some(pid), &mut sources));
         }
@@ -80,7 +80,7 @@ pub fn read_mounts(roots: &Roots, deadline: Deadline) -> Result<Listed<Mount>> {
 
 /// The mounts in our mount namespace, and which of them are on file servers.
 pub(crate) fn read_file_servers(roots: &Roots) -> Result<FileServers> {
-    let text = read_whole(&roots.proc.join("self/mountinfo"))?;
+    let text = proc_file::read_text(&roots.proc.join("self/mountinfo"))?;
     Ok(FileServers::of_mounts(points(&text)))
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn read_type(roots: &Roots, point: &Path) -> Result<String> {
 
 /// A field after the dash, of the last file system mounted at `point`.
 fn read_field(roots: &Roots, point: &Path, field: usize) -> Result<String> {
-    let text = read_whole(&roots.proc.join("self/mountinfo"))?;
+    let text = proc_file::read_text(&roots.proc.join("self/mountinfo"))?;
     let mut fields = text.lines().filter_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;
         let is_it = Path::new(&unescape(mount.split(' ').nth(4)?)) == point;
@@ -112,13 +112,6 @@ fn points(text: &str) -> impl Iterator<Item = (&str, PathBuf)> {
         let point = unescape(mount.split(' ').nth(4)?);
         Some((file_system.split(' ').next()?, PathBuf::from(point)))
     })
-}
-
-/// Reads a whole `/proc` file, which can be longer than any attribute.
-fn read_whole(path: &Path) -> Result<String> {
-    let bytes = proc_file::read(path)
-        .map_err(|error| crate::error::Error::io("cannot read", path, &error))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The mounts of block devices in a `mountinfo` (proc(5)). It finds the device by its
@@ -172,7 +165,7 @@ pub fn read_swaps(roots: &Roots, deadline: Deadline) -> Result<Listed<DevNo>> {
         found: Vec::new(),
         unknown: Vec::new(),
     };
-    let text = match read_whole(&roots.proc.join("swaps")) {
+    let text = match proc_file::read_text(&roots.proc.join("swaps")) {
         Ok(text) => text,
         // The kernel has no swap.
         Err(error) if error.kind() == ErrorKind::Vanished => return Ok(none),

@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use super::{Roots, process, sysfs, worker};
+use super::{Roots, proc_file, process, sysfs, worker};
 use crate::deadline::Deadline;
 use crate::error::{Result, Stage};
 
@@ -32,7 +32,7 @@ impl Holder {
 /// The process that has this port of this protocol in our network namespace; `None` if none
 /// has it, or the kernel does not show it. The look at all processes takes `limit` at most.
 pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32, limit: Duration) -> Option<Holder> {
-    let table = sysfs::read(&roots.proc.join("net/netlink")).ok()?;
+    let table = proc_file::read_text(&roots.proc.join("net/netlink")).ok()?;
     let inode = inode_in(&table, protocol, port)?;
     let socket = format!("socket:[{inode}]");
     let unknown = |description| Holder {
@@ -95,6 +95,9 @@ fn inode_in(table: &str, protocol: isize, port: u32) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use netlink_sys::Socket;
+    use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
+
     use super::*;
 
     const TABLE: &str = "\
@@ -105,6 +108,23 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
 ";
 
     const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_process_that_has_a_port_is_found_behind_more_sockets_than_one_read_returns() {
+        const MANY: usize = 200;
+        let roots = Roots::default();
+        let bound = |protocol| {
+            let mut socket = Socket::new(protocol).unwrap();
+            let address = socket.bind_auto().unwrap();
+            (socket, address.port_number())
+        };
+        // The kernel lists the sockets by their protocols, and this one is the first.
+        let _before: Vec<_> = (0..MANY).map(|_| bound(NETLINK_ROUTE)).collect();
+        let (_socket, port) = bound(NETLINK_GENERIC);
+        let found = holder(&roots, NETLINK_GENERIC, port, LIMIT).expect("a holder");
+        let own = format!("process {} (", std::process::id());
+        assert!(found.description.starts_with(&own), "{found:?}");
+    }
 
     #[test]
     fn the_process_that_has_a_port_is_named_by_its_socket() {

@@ -1,9 +1,11 @@
-//! Reads files of `/proc`. The kernel returns such a file in parts of about a page
-//! (`fs/seq_file.c`), and does not tell its length.
+//! Reads files of `/proc`. The kernel does not tell their lengths. It returns a file of many records
+//! in parts of about a page (`fs/seq_file.c`), so a short read does not show the end.
 
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
+
+use crate::error::{Error, Result};
 
 /// In so much room, in bytes, each read takes all that the kernel returns at once.
 const ROOM: usize = 16 << 10;
@@ -21,6 +23,15 @@ pub(super) fn read_record(path: &Path) -> io::Result<Vec<u8>> {
     let length = File::open(path)?.read(&mut bytes)?;
     bytes.truncate(length);
     Ok(bytes)
+}
+
+/// Reads a whole file as text.
+///
+/// # Errors
+/// By the errno.
+pub(super) fn read_text(path: &Path) -> Result<String> {
+    let bytes = read(path).map_err(|error| Error::io("cannot read", path, &error))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// # Errors

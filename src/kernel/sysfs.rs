@@ -35,7 +35,7 @@ pub fn read(path: &Path) -> Result<String> {
 pub fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let read = || {
         let mut file = File::open(path)?;
-        // The kernel returns a whole attribute to one read with enough room
+        // The kernel returns a whole text attribute to one read with enough room
         // (`fs/kernfs/file.c`).
         let mut buffer = [0; SHORT];
         let length = file.read(&mut buffer)?;

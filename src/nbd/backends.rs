@@ -61,7 +61,8 @@ impl Backends {
             .collect();
         let mut devices = Vec::new();
         for index in named {
-            // Its disconnect may have begun since it was read, unless that was a moment ago.
+            // A disconnect may have begun since the device was read, unless this question has just
+            // read it alone.
             if read_alone == Some(index)
                 || backend_of(roots, index)?.as_deref() == Some(id.as_str())
             {
@@ -338,7 +339,7 @@ mod tests {
     fn an_id_is_read_again_on_the_device_before_it_is_believed() {
         let mut machine = Machine::new(0..1);
         machine.connect(0, "first");
-        // From the second question on the device's disconnect would send an event.
+        // After two questions the device is settled: its disconnect would send an event.
         for _ in 0..2 {
             assert_eq!(machine.with("first"), [0]);
         }

@@ -234,9 +234,9 @@ impl FlushUnderWay {
 
     /// Writes the mark from before this flush again, or removes that of the flush.
     fn put_back(&mut self) {
-        match self.no_failure {
-            Some(before) if self.unit.is_some() => {
-                let written = self.mark.write(before);
+        match (self.no_failure, &self.unit) {
+            (Some(before), Some(unit)) => {
+                let written = self.mark.write_for(before, unit);
                 self.mark.report(before.to_owned(), written);
             }
             _ => self.removes_mark = self.unit.is_some(),

@@ -34,7 +34,7 @@ pub(super) struct PathBeforeFlush {
 }
 
 impl PathBeforeFlush {
-    /// `None` if the disk is no SCSI disk or is gone.
+    /// `None` if the disk is no SCSI disk, is gone or cannot be read.
     pub(super) fn look_at(disk: &BlockDevice) -> Option<Self> {
         let device = ScsiDevice::below(disk)?;
         let known = device.known_access_state().ok().flatten();
