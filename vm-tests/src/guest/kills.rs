@@ -3,8 +3,9 @@
 //!
 //! Most steps write a file: the journal, a lock, the mark of a flush. The host's tests
 //! (`tests/killed_on_a_fake_kernel`) kill a process at each of those of a SCSI volume, whose code
-//! the other volumes share. Here a sweep names the kinds of steps that need a kernel. Of the
-//! others it has the one at which the record of an operation gets its name, since the record
+//! the other volumes share. Here a sweep names the kinds of steps that need a kernel, and those
+//! whose code the host's volume does not pass, such as the marks of several paths. Of the other
+//! steps it has the one at which the record of an operation gets its name, since the record
 //! decides what a recovery does.
 
 use std::collections::{BTreeMap, BTreeSet};

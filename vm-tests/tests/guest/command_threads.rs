@@ -49,10 +49,7 @@ fn a_command_without_threads_fails_with_a_message_and_leaves_nothing_half_done()
     let journal = ["--journal", &journal];
     let mut succeeded = Vec::new();
     let limits: Vec<u32> = limits_of_this_run().collect();
-    guest::tell_met(&format!(
-        "pids.max of this run: {limits:?} of 1 to {ENOUGH}"
-    ));
-    for most in limits {
+    for &most in &limits {
         limit.set(most);
         for command in [
             &["apply", &file, "--timeout", "60s"][..],
@@ -108,6 +105,9 @@ fn a_command_without_threads_fails_with_a_message_and_leaves_nothing_half_done()
             "{command} needs more than {ENOUGH}: {succeeded:?}"
         );
     }
+    guest::tell_met(&format!(
+        "pids.max of this run: {limits:?} of 1 to {ENOUGH}"
+    ));
 }
 
 #[track_caller]

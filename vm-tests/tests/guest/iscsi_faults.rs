@@ -209,6 +209,12 @@ fn the_try_after_a_failed_or_hung_step_of_a_re_login_succeeds() {
         .iter()
         .filter(|act| is_tried(&format!("heal {act}")));
     let tried: Vec<String> = tried.cloned().collect();
+    for act in &tried {
+        for fault in FAULTS {
+            let row = expected(LOGIN_AGAIN, &format!("heal {act}"), fault);
+            assert!(row.is_ok(), "{act}: {row:?}");
+        }
+    }
     let part = Part::of_this_run();
     let faults = faults_of(part, guest::seed(), "login again", &tried);
     let (mut met, mut hung) = (Vec::new(), 0);

@@ -272,7 +272,10 @@ fn a_multipath_volume_is_whole_or_gone_after_a_kill_at_each_step_of_this_runs_pa
     guest::sweep_time_limit();
     let multipathd = Multipathd::start_mapping_every_disk(NoPath::Fail);
     let (target, sources) = ScsiDebug::two_paths();
-    let mut sweep = KillSweep::new("multipath", &["block.", "scsi.", "multipath."]);
+    let mut sweep = KillSweep::new(
+        "multipath",
+        &["block.", "failed-flush.", "multipath.", "scsi."],
+    );
     let mut rig = Rig {
         place: Place::new(),
         sources,

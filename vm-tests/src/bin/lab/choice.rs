@@ -7,7 +7,13 @@ use crate::kernel::Series;
 
 /// Files that run on each kernel in every run, with the reason.
 const ON_EACH_KERNEL: &[(&str, &str)] = &[
+    ("fc_lab", "what the tests of FC take for granted of libfc"),
     ("hub", "what the sockets of uevents deliver and lose"),
+    (
+        "iscsi_lab",
+        "what the tests of iSCSI take for granted of LIO",
+    ),
+    ("iscsi_netlink_port", "the kernel's port of iscsid"),
     ("iscsi_sessions", "the kernel's iSCSI netlink messages"),
     ("lab", "what the other tests take for granted of a kernel"),
     ("mpath_map", "the ioctls of device-mapper"),

@@ -230,6 +230,14 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
             |report, processor| on_report(setup, report, processor, &mut tests, summary);
         let ended = boot::boot(setup, &job, report_to)?;
         lock(summary).add_boot(series, &ended);
+        if ended.done && (ended.silent || ended.panicked()) {
+            let name = format!("{series}-seat-{}-after-its-last-test", setup.seat);
+            let log = setup.run_dir.keep_log(&name, &ended.console)?;
+            lock(summary).add_broken(format!(
+                "{series}: the guest did not power off after its last test; log: {}",
+                log.display()
+            ));
+        }
         let Some(first) = tests.first().cloned() else {
             // The last test has ended, so the failure belongs to no test.
             if !ended.done {
@@ -250,9 +258,13 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
             "{id} on {series}: {}\n\n-- console\n{}",
             ended.why, ended.console
         );
-        let log = setup.run_dir.keep_log(&format!("{series}-{id}"), &log)?;
         let is_the_emulators =
             setup.accel != Accel::Kvm && ended.died_of_its_own_patch_alone(series);
+        // The log of the next try has another name.
+        let end = if is_the_emulators { "-died" } else { "" };
+        let log = setup
+            .run_dir
+            .keep_log(&format!("{series}-{id}{end}"), &log)?;
         if is_the_emulators && lock(summary).may_run_again(series, &id, &log) {
             continue;
         }

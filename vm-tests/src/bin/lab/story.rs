@@ -87,6 +87,9 @@ pub(crate) fn run(arguments: &StoryArguments) -> Result<()> {
     if status != 0 {
         bail!("{program} ended with status {status}");
     }
+    if !ended.done {
+        bail!("the guest died after {program} had ended ({})", ended.why);
+    }
     let result = result.with_context(|| format!("{program} left no result"))?;
     let accelerator = format!("{accel:?}").to_lowercase();
     let kept = json!({ "accelerator": accelerator, "result": result });

@@ -258,7 +258,7 @@ impl Summary {
 
     fn boots_line(&self) -> String {
         format!(
-            "{} boots, {} of them repeated, {} of at most {} tests run again",
+            "{} boots, {} further attempts at one, {} of at most {} tests run again",
             self.boots,
             self.repeated_boots,
             self.again.len(),
@@ -285,14 +285,8 @@ impl Summary {
             Count::GuestPanicked,
             Count::UnexpectedSkip,
         ];
-        // A broken suite without a failed test is still a failure, and the last line must show
-        // it.
-        let failed = sum(&failures);
-        let failed = if failed == 0 {
-            self.broken.len()
-        } else {
-            failed
-        };
+        // A broken suite is a failure, and the last line must show it.
+        let failed = sum(&failures) + self.broken.len();
         (sum(&[Count::Passed]), failed, sum(&[Count::Skipped]))
     }
 
@@ -391,7 +385,7 @@ mod tests {
         summary.add_boot(Series::V6_1, &of_attempts(3));
         assert_eq!(
             summary.boots_line(),
-            "2 boots, 2 of them repeated, 2 of at most 2 tests run again"
+            "2 boots, 2 further attempts at one, 2 of at most 2 tests run again"
         );
     }
 
