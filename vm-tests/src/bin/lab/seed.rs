@@ -12,8 +12,8 @@ use crate::programs::package_directory;
 
 /// `LUNBD_VM_SEED`, or the number of commits, or the clock if git does not know the number, as in a
 /// shallow clone. With the number of commits, two runs of one commit do the same. How many runs with
-/// consecutive seeds take all parts of a sweep is in `src/guest/rotation.rs`; where a run follows
-/// several commits at once, the parts come by chance.
+/// consecutive seeds take all parts of a sweep is in `src/guest/rotation.rs`. Where each run follows
+/// as many commits, such as five, the same parts may come each time.
 pub(crate) static SEED: LazyLock<u64> = LazyLock::new(|| {
     given()
         .ok()
