@@ -78,6 +78,12 @@ impl BlockDevice {
         &self.name
     }
 
+    /// Whether device-mapper made it: only its devices are named `dm-N` (`drivers/md/dm.c`,
+    /// `alloc_dev`).
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.name.starts_with("dm-")
+    }
+
     /// The device number.
     #[must_use]
     pub fn devno(&self) -> DevNo {

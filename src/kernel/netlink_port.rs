@@ -118,7 +118,7 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
             let address = socket.bind_auto().unwrap();
             (socket, address.port_number())
         };
-        // The kernel lists the sockets by their protocols, and this one is the first.
+        // The kernel lists the sockets by their protocols, and `NETLINK_ROUTE` comes first.
         let _before: Vec<_> = (0..MANY).map(|_| bound(NETLINK_ROUTE)).collect();
         let (_socket, port) = bound(NETLINK_GENERIC);
         let found = holder(&roots, NETLINK_GENERIC, port, LIMIT).expect("a holder");

@@ -107,8 +107,8 @@ impl Backends {
             .changes
             .as_mut()
             .map_or(Changed::Unknown, Changes::take);
-        // An error on the way leaves nothing behind that could be out of date.
         let mut read_alone = None;
+        // An error on the way leaves nothing behind that could be out of date.
         let known = match (changed, self.known.take()) {
             (Changed::These(names), Some(mut known)) => {
                 let changed = names.iter().filter_map(|name| NbdIndex::of_name(name));

@@ -259,7 +259,7 @@ fn is_failed_write(error: &Error) -> bool {
 /// Whether the map refused `BLKFLSBUF` before it wrote a page.
 fn is_refused_by_map(disk: &BlockDevice, error: &Error) -> bool {
     let is_suspended = error.errno() == Some(Errno::EAGAIN as i32);
-    disk.name().starts_with("dm-") && (is_suspended || error.kind() == ErrorKind::Vanished)
+    disk.is_mapped() && (is_suspended || error.kind() == ErrorKind::Vanished)
 }
 
 /// If all pages are written, a flush of the unit's cache that the path's ALUA access state

@@ -17,8 +17,7 @@ pub(super) enum UnitBehindDisk {
 
 impl UnitBehindDisk {
     pub(super) fn read(disk: &BlockDevice) -> Self {
-        // Only a device of device-mapper has such a name (`drivers/md/dm.c`, `alloc_dev`).
-        if disk.name().starts_with("dm-") {
+        if disk.is_mapped() {
             if let Ok(Some(map)) = Map::of_disk(disk) {
                 return Self::Map(map);
             }

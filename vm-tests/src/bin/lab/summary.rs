@@ -397,5 +397,7 @@ mod tests {
         summary.add_broken("the host suite did not build".into());
         assert_eq!(summary.last_line(), "3 passed, 1 failed, 0 skipped");
         assert!(!summary.succeeded());
+        summary.add_host_suite(0, 1, 0);
+        assert_eq!(summary.last_line(), "3 passed, 2 failed, 0 skipped");
     }
 }
