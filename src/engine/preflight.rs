@@ -39,6 +39,8 @@ impl Engine {
             ("kernel", check_kernel),
             ("privileges", check_privileges),
             ("sysfs", check_sysfs),
+            // A udevd that had no time to answer would be reported as missing.
+            ("udev", check_udev),
             ("locks", check_locks),
             ("journal", check_journal),
             ("users", check_users),
@@ -53,7 +55,6 @@ impl Engine {
             ("nbd", check_nbd),
             ("nbd tls", |_, deadline| Ok(check_nbd_tls(deadline))),
             ("device nodes", check_nodes),
-            ("udev", check_udev),
             ("receive buffer", check_receive_buffer),
         ];
         checks

@@ -233,8 +233,13 @@ fn run_until_done(setup: &Setup<'_>, unit: &Unit, summary: &Mutex<&mut Summary>)
         if ended.done && (ended.silent || ended.panicked()) {
             let name = format!("{series}-seat-{}-after-its-last-test", setup.seat);
             let log = setup.run_dir.keep_log(&name, &ended.console)?;
+            let what = if ended.silent {
+                "the guest did not power off"
+            } else {
+                "the guest's kernel panicked"
+            };
             lock(summary).add_broken(format!(
-                "{series}: the guest did not power off after its last test; log: {}",
+                "{series}: {what} after its last test; log: {}",
                 log.display()
             ));
         }
