@@ -1,5 +1,6 @@
-//! lunbd attaches and detaches block devices on Linux. It talks only to the kernel,
-//! through sysfs, netlink and ioctls, and starts no other program.
+//! lunbd attaches and detaches block devices on Linux. It uses the kernel's own interfaces
+//! (sysfs, netlink and ioctls), and multipathd's socket where multipathd runs. It connects to
+//! iSCSI targets and NBD servers itself, and starts no other program.
 //!
 //! The [`guide`] explains each part: [concepts](guide::concepts),
 //! [SCSI](guide::scsi), [iSCSI](guide::iscsi), [Fibre Channel](guide::fibre_channel),

@@ -58,7 +58,7 @@ impl CallContext {
     }
 
     /// Adopts the stages of the slowest parallel part.
-    pub(super) fn adopt_if_longer(&mut self, part: StageTimings) {
+    pub(super) fn keep_slowest_part(&mut self, part: StageTimings) {
         let total = |phases: &[Phase]| phases.iter().map(|phase| phase.took).sum::<Duration>();
         if total(&part.0) > total(&self.part) {
             self.part = part.0;

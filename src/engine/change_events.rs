@@ -134,11 +134,11 @@ impl Engine {
             threads: Vec::new(),
         };
         let (uevent_listener, uevent_end) = (Arc::clone(&listener), Arc::clone(&end));
-        listening.start("lunbd-causes", move || {
+        listening.start("lunbd-uevents", move || {
             forward_uevents(stream, &uevent_end, &*uevent_listener);
         })?;
         if let Some(watch) = link_watch {
-            listening.start("lunbd-deaths", move || {
+            listening.start("lunbd-nbd-dead", move || {
                 forward_link_deaths(watch, &end, &*listener);
             })?;
         }

@@ -2,10 +2,10 @@
 
 pub(super) mod detachment;
 mod flush_paths;
-mod foreign_unit;
 mod map_users;
 mod nbd;
 mod open_paths;
+mod other_unit;
 mod queueing_map;
 pub(super) mod receipt;
 pub(super) mod remove_device;

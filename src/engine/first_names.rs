@@ -17,10 +17,10 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, machine, sysfs};
 use crate::scsi::{Identity, ScsiDevice};
 
-/// The file `run/lunbd/names-H:C:T:L`: the life of the disk, then one name a line.
+/// The file `run/lunbd/names-H:C:T:L`: the instance of the disk, then one name a line.
 pub(super) struct FirstNames {
     path: PathBuf,
-    life: String,
+    instance: String,
     disk: BlockDevice,
 }
 
@@ -28,16 +28,20 @@ impl FirstNames {
     pub(super) fn of(roots: &Roots, hctl: Hctl, disk: &BlockDevice) -> Result<Self> {
         // `/run` of a container may outlive a boot, and sequence numbers begin again.
         let boot = machine::boot_id(roots).unwrap_or_default();
-        let (path, life) = (path(roots, hctl), format!("{} {boot}", disk.life()?));
+        let (path, instance) = (path(roots, hctl), format!("{} {boot}", disk.instance()?));
         let disk = disk.clone();
-        Ok(Self { path, life, disk })
+        Ok(Self {
+            path,
+            instance,
+            disk,
+        })
     }
 
     /// The names; none if no attach has returned this disk.
     pub(super) fn read(&self) -> Result<Identity> {
         let text = sysfs::read_if_there(&self.path)?.unwrap_or_default();
         let mut lines = text.lines();
-        if lines.next() != Some(self.life.as_str()) {
+        if lines.next() != Some(self.instance.as_str()) {
             return Ok(Identity::default());
         }
         let names = lines.filter_map(|name| name.parse::<Wwid>().ok());
@@ -57,7 +61,7 @@ impl FirstNames {
             return Ok(());
         }
         let names = identity.names.iter().map(Wwid::to_string);
-        let lines: Vec<String> = [self.life.clone()].into_iter().chain(names).collect();
+        let lines: Vec<String> = [self.instance.clone()].into_iter().chain(names).collect();
         let text = lines.join("\n") + "\n";
         self.path.parent().map_or(Ok(()), run_dir::make)?;
         replace(&self.path, text.as_bytes())
@@ -175,23 +179,23 @@ mod tests {
         let hctl: Hctl = "2:0:0:1".parse().unwrap();
         let names = |name: &str| Identity::of([name.parse::<Wwid>().unwrap()]);
         let (first, second) = (names("naa.5000c500a1b2c3d4"), names("naa.5000c500a1b2c3d5"));
-        let of_life = |life: &str| {
-            fs::write(dir.join("diskseq"), life).unwrap();
+        let of_instance = |instance: &str| {
+            fs::write(dir.join("diskseq"), instance).unwrap();
             FirstNames::of(&roots, hctl, &disk).unwrap()
         };
-        let seventh = of_life("7\n");
+        let seventh = of_instance("7\n");
         assert_eq!(seventh.read().unwrap(), Identity::default());
         seventh.write_if_absent(&first).unwrap();
         seventh.write_if_absent(&second).unwrap();
         assert_eq!(seventh.read().unwrap(), first);
-        let eighth = of_life("8\n");
+        let eighth = of_instance("8\n");
         assert_eq!(eighth.read().unwrap(), Identity::default());
         eighth.write_if_absent(&second).unwrap();
         assert_eq!(eighth.read().unwrap(), second);
         let boot = roots.proc.join("sys/kernel/random");
         fs::create_dir_all(&boot).unwrap();
         fs::write(boot.join("boot_id"), "another\n").unwrap();
-        assert_eq!(of_life("8\n").read().unwrap(), Identity::default());
+        assert_eq!(of_instance("8\n").read().unwrap(), Identity::default());
         let device = roots.sysfs.join("bus/scsi/devices/2:0:0:1");
         fs::create_dir_all(&device).unwrap();
         forget_removed(&roots);

@@ -1,6 +1,7 @@
 //! Attached NBD devices: their probe, and new connections for devices that lost theirs.
 
 pub(super) mod backend;
+mod dialled_connection;
 pub(super) mod heal;
 pub(super) mod known;
 pub(super) mod offers;
@@ -9,4 +10,3 @@ pub(super) mod reads;
 pub(super) mod receivers;
 pub(super) mod reconnect;
 pub(super) mod same_volume;
-mod server;

@@ -142,7 +142,7 @@ impl Engine {
     /// then), swapped on or open is [`ReapOutcome::Skipped`], with its holder; so is every
     /// stale LUN if the users of disks cannot all be seen
     /// ([`NotLookedAt`](super::NotLookedAt)). A disk that was attached and is idle goes as
-    /// well: a process with a journal uses `reap_beside` (feature `journal`).
+    /// well: a process with a journal uses `reap_except_volumes_of` (feature `journal`).
     ///
     /// Hosts are worked on in parallel. Minimum kernel: 5.10. After a timeout at stage
     /// `delete` the kernel may still be deleting that device; all else is as reported.
@@ -165,7 +165,7 @@ impl Engine {
     /// # Errors
     /// As [`reap`](Self::reap).
     #[cfg(feature = "journal")]
-    pub fn reap_beside(
+    pub fn reap_except_volumes_of(
         &self,
         journal: &Journal,
         request: &ReapRequest,
@@ -175,7 +175,7 @@ impl Engine {
         telemetry::measured(Call::Reap, || reap_all(self, request, &owner, deadline))
     }
 
-    /// As [`reap_beside`](Self::reap_beside), for the journals in `directories`, which other
+    /// As [`reap_except_volumes_of`](Self::reap_except_volumes_of), for the journals in `directories`, which other
     /// processes may hold. They are read again when a device is about to be removed, with its
     /// locks held: an attach writes the volume's record before it takes these locks.
     ///
@@ -183,7 +183,7 @@ impl Engine {
     /// As [`reap`](Self::reap), and where a journal cannot be read, or has a file that may
     /// be the record of a volume and cannot be read as one: nothing is reaped then.
     #[cfg(feature = "journal")]
-    pub fn reap_beside_those_in(
+    pub fn reap_except_volumes_in(
         &self,
         directories: &[PathBuf],
         request: &ReapRequest,
@@ -219,7 +219,7 @@ fn reap_all(
     let mut whole = Found::default();
     for part in parts {
         let (found, part) = part?;
-        call.adopt_if_longer(part);
+        call.keep_slowest_part(part);
         whole.stale_luns.extend(found.stale_luns);
         whole.unproven.extend(found.unproven);
     }

@@ -163,7 +163,7 @@ mod tests {
     use crate::engine::detach::resolve::ResolvedUnit;
     use crate::engine::detach::scsi::unit_of;
     use crate::engine::unit::paths::{UnitPaths, paths_of};
-    use crate::engine::unit::place::doubts_of;
+    use crate::engine::unit::place::describe_unproven_remains;
     use crate::kernel::Roots;
     use crate::scsi::Units;
 
@@ -277,9 +277,10 @@ mod tests {
         let known = look(&Identity::default());
         let unit = unit_of(&engine, &ResolvedUnit::default(), &known, None).unwrap();
         assert_eq!(look(&unit).len(), 1);
-        let lookalikes = UnitPaths::find(&engine, &unit, named_devices, Vec::new(), soon);
-        let lookalikes = lookalikes.unwrap().lookalikes;
-        let doubts = doubts_of(&engine, &unit, named_devices, &lookalikes).unwrap();
+        let unproven_paths = UnitPaths::find(&engine, &unit, named_devices, Vec::new(), soon);
+        let unproven_paths = unproven_paths.unwrap().unproven_paths;
+        let doubts =
+            describe_unproven_remains(&engine, &unit, named_devices, &unproven_paths).unwrap();
         assert!(
             doubts.len() == 1 && doubts[0].contains("3:0:0:1"),
             "{doubts:?}"
@@ -317,7 +318,7 @@ mod tests {
         let doubts = || {
             let soon = Deadline::after(Duration::from_secs(30));
             let found = UnitPaths::find(&engine, &unit, &[], Vec::new(), soon).unwrap();
-            doubts_of(&engine, &unit, &[], &found.lookalikes).unwrap()
+            describe_unproven_remains(&engine, &unit, &[], &found.unproven_paths).unwrap()
         };
         assert!(doubts().is_empty(), "it is no disk: {:?}", doubts());
         let disk = silent.join("block/sdb");

@@ -101,7 +101,7 @@ impl BlockDevice {
     /// What distinguishes this disk from an earlier or later one of its name: its sequence
     /// number. Before Linux 5.15 it is the inode of its directory in sysfs, which gives each
     /// directory its own.
-    pub(crate) fn life(&self) -> Result<String> {
+    pub(crate) fn instance(&self) -> Result<String> {
         if let Some(sequence) = self.diskseq()? {
             return Ok(sequence.to_string());
         }

@@ -61,7 +61,8 @@ pub(crate) fn holder(roots: &Roots, protocol: isize, port: u32, limit: Duration)
 /// device, which waits until its pages are written back.
 fn processes_with(roots: &Roots, socket: &str, limit: Duration) -> Result<Vec<u32>> {
     let (roots, socket) = (roots.clone(), socket.to_owned());
-    let last_seen = || "a device that a process has closed may not write back".to_owned();
+    let last_seen =
+        || "the last close of a device may be waiting for its pages to be written".to_owned();
     worker::run(
         Stage::Session,
         "a look at the sockets of all processes",

@@ -110,7 +110,8 @@ pub fn read_openers(
     deadline: Deadline,
 ) -> Result<Openers> {
     let (roots, devices) = (roots.clone(), devices.to_vec());
-    let last_seen = || "a device that a process has closed may not write back".to_owned();
+    let last_seen =
+        || "the last close of a device may be waiting for its pages to be written".to_owned();
     worker::run(
         Stage::Claim,
         "a look at the descriptors of all processes",

@@ -15,7 +15,7 @@ use crate::kernel::{Roots, sysfs};
 /// `part1-mpath-`.
 const PREFIX: &str = "mpath-";
 
-/// One life of a multipath map. A later map with the same name, number or even uuid is a
+/// One instance of a multipath map. A later map with the same name, number or even uuid is a
 /// different `Map`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Map {
@@ -123,7 +123,7 @@ impl Map {
     }
 
     fn with_uuid(dir: &Path, is_it: impl Fn(&str) -> bool) -> Result<Option<Self>> {
-        // The inode is read first, so that the reads below cannot mix in a later life.
+        // The inode is read first, so that the reads below cannot mix in a later instance.
         let Some(inode) = inode_of(dir) else {
             return Ok(None);
         };
@@ -201,14 +201,14 @@ impl Map {
         Ok(maps)
     }
 
-    /// Whether sysfs still shows this life of the map.
+    /// Whether sysfs still shows this instance of the map.
     #[must_use]
     pub fn is_there(&self) -> bool {
         inode_of(self.disk.dir()) == Some(self.inode)
     }
 
     /// # Errors
-    /// `Vanished` if this life of the map is over.
+    /// `Vanished` if this instance of the map is over.
     pub(crate) fn require(&self) -> Result<()> {
         if self.is_there() {
             return Ok(());

@@ -15,7 +15,7 @@ use crate::kernel::{Roots, dm, worker};
 /// timeout the kernel may still do it.
 ///
 /// # Errors
-/// `Vanished` if this life of the map is over; `NotReady` while the map is suspended, or if
+/// `Vanished` if this instance of the map is over; `NotReady` while the map is suspended, or if
 /// another process turned queueing on again; `NotPermitted`; `TimedOut` at stage `map`.
 pub fn fail_if_no_path(roots: &Roots, map: &Map, deadline: Deadline) -> Result<()> {
     let (own_map, roots) = (map.clone(), roots.clone());

@@ -97,7 +97,7 @@ impl Map {
     /// Asks the kernel for the state of the map and of its paths. Needs `CAP_SYS_ADMIN`.
     ///
     /// # Errors
-    /// `Vanished` if this life of the map is over; `NotReady` if it has no table yet;
+    /// `Vanished` if this instance of the map is over; `NotReady` if it has no table yet;
     /// `NotSupported`; `NotPermitted`; `TimedOut` at stage `map`.
     pub fn status(&self, roots: &Roots, deadline: Deadline) -> Result<MapStatus> {
         let (map, roots) = (self.clone(), roots.clone());

@@ -13,9 +13,9 @@ use crate::error::{Error, ErrorKind, Result};
 pub(super) struct HeldSocket {
     pub(super) socket: OwnedFd,
     pub(super) unread: Unread,
-    /// Whether the kernel's receiver of this connection is known to have begun. One that has
-    /// not begun when the connection ends reads the next socket of its slot.
-    pub(super) receiver_began: bool,
+    /// Whether the kernel's receiver of this connection may still begin. If the connection has
+    /// ended by then, its receiver reads the next socket of its slot.
+    pub(super) receiver_may_begin_later: bool,
 }
 
 impl From<OwnedFd> for HeldSocket {
@@ -23,7 +23,7 @@ impl From<OwnedFd> for HeldSocket {
         Self {
             socket,
             unread: Unread::default(),
-            receiver_began: false,
+            receiver_may_begin_later: true,
         }
     }
 }

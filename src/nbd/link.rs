@@ -76,8 +76,8 @@ impl LinkState {
         self.live == 0 && self.unknown == 0 && self.dead > 0
     }
 
-    /// Whether I/O may continue although one connection is dead.
-    pub(crate) fn is_redundant(self) -> bool {
+    /// Whether the device has more than one connection, live or dead.
+    pub(crate) fn has_several(self) -> bool {
         self.live + self.dead + self.unknown > 1
     }
 }

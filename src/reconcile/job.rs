@@ -78,25 +78,27 @@ pub(super) enum Outcome {
         old_size: u64,
         size: u64,
     },
-    /// The step ended, and a survey must find the volume's status.
+    /// The step ended, and a refresh must find the volume's status.
     Unknown,
-    /// The NBD device still has no server.
-    Disconnected(Disconnect),
+    /// The volume does not serve I/O: its NBD device still has no server, or its SCSI unit does
+    /// not answer.
+    NotServing(NotServing),
     /// The device answered, and differs from what sysfs shows.
     Differs(Condition, String),
     Failed(Error),
 }
 
-/// Why an NBD device has no server.
-pub(super) struct Disconnect {
+/// Why a volume does not serve I/O.
+pub(super) struct NotServing {
     pub(super) error: Error,
-    /// How long requests still wait; `None` where the time of the link's death is unknown.
+    /// How long requests still wait; `None` for a SCSI unit, and if the time at which the last
+    /// connection died is unknown.
     pub(super) budget_left: Option<Duration>,
     /// For the next attempt.
     pub(super) reconnect_handle: Option<Box<ReconnectHandle>>,
 }
 
-impl Disconnect {
+impl NotServing {
     pub(super) fn because(error: Error) -> Self {
         Self {
             error,

@@ -171,14 +171,15 @@ impl Reconciler {
     }
 
     /// Removes the SCSI devices whose unit is gone on the array, except those of the journal's
-    /// volumes, as [`Engine::reap_beside`] does. It may be called while the reconciler
+    /// volumes, as [`Engine::reap_except_volumes_of`] does. It may be called while the reconciler
     /// [runs](Self::run). A process that cannot call this uses
-    /// [`Engine::reap_beside_those_in`] with the journal's directory.
+    /// [`Engine::reap_except_volumes_in`] with the journal's directory.
     ///
     /// # Errors
     /// As [`Engine::reap`].
     pub fn reap(&self, request: &ReapRequest, deadline: Deadline) -> Result<ReapReport> {
-        self.engine.reap_beside(&self.journal, request, deadline)
+        self.engine
+            .reap_except_volumes_of(&self.journal, request, deadline)
     }
 
     /// Keeps the volumes as they are wanted, until it is [stopped](Self::stop). The failure of

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::job::{Disconnect, Job, Outcome};
+use super::job::{Job, NotServing, Outcome};
 use super::reconciler::Reconciler;
 use super::step::StepKind;
 use crate::deadline::Deadline;
@@ -158,28 +158,26 @@ impl Reconciler {
             handle.map_or_else(|| self.reconnect_handle(&job.step.volume).map(Box::new), Ok);
         let mut handle = match handle {
             Ok(handle) => handle,
-            Err(error) => return Outcome::Disconnected(Disconnect::because(error)),
+            Err(error) => return Outcome::NotServing(NotServing::because(error)),
         };
         // A server that answers late is given more time the next time.
         let limit = SHORTEST.saturating_mul(1 << job.tries.min(4)).min(LONGEST);
         let report = handle.proceed(&self.engine, deadline.at_most(limit));
         let device = report.index.name();
-        let unhealed = |kind, what: String| {
-            let message = format!("{device} has no server: {what}");
+        let unhealed = |kind, what: &HealOutcome| {
+            let message = format!("{device} is not reconnected: {what}");
             Error::new(kind, message).at(Stage::Reconfigure)
         };
         let error = match report.outcome {
             HealOutcome::Adopted(differences) => return Outcome::Adopted(differences),
             HealOutcome::Failed(error) | HealOutcome::Degraded(error) => error,
-            HealOutcome::GeometryChanged(differences) => {
-                let texts: Vec<String> = differences.iter().map(ToString::to_string).collect();
-                let what = format!("the export has changed: {}", texts.join("; "));
-                unhealed(ErrorKind::IdentityMismatch, what)
-            }
             outcome if outcome.serves() => return Outcome::Serves,
-            outcome => unhealed(ErrorKind::Unreachable, format!("{outcome:?}")),
+            outcome @ HealOutcome::GeometryChanged(_) => {
+                unhealed(ErrorKind::IdentityMismatch, &outcome)
+            }
+            outcome => unhealed(ErrorKind::Unreachable, &outcome),
         };
-        Outcome::Disconnected(Disconnect {
+        Outcome::NotServing(NotServing {
             error,
             budget_left: report.budget_left,
             reconnect_handle: Some(handle),
@@ -213,7 +211,7 @@ impl Reconciler {
             (_, Condition::Complete) => Outcome::Serves,
             (_, Condition::LinkDead) => {
                 let error = Error::new(ErrorKind::NotReady, recovered.seen).at(Stage::Identify);
-                Outcome::Disconnected(Disconnect::because(error))
+                Outcome::NotServing(NotServing::because(error))
             }
             (_, condition) => Outcome::Differs(condition, recovered.seen),
         }

@@ -1,4 +1,4 @@
-//! Sends commands to the unit itself, through a node that is proven to be this life of the
+//! Sends commands to the unit itself, through a node that is proven to be this instance of the
 //! disk. They read its identity, size and access state, and the target's LUNs.
 
 use std::fs::File;
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Reads the identity of the device's disk with INQUIRY.
 ///
 /// # Errors
-/// `Vanished` if the node belongs to another life; `NotReady` or `Io` if the unit does not
+/// `Vanished` if the node belongs to another instance; `NotReady` or `Io` if the unit does not
 /// answer; `Quarantined`; `TimedOut` at stage `identify`.
 pub(crate) fn read_identity(
     roots: &Roots,
@@ -48,7 +48,7 @@ pub(crate) fn read_identity(
 /// is as old as its last read.
 ///
 /// # Errors
-/// `Vanished` if the node belongs to another life; `NotReady` or `Io` if the unit does not
+/// `Vanished` if the node belongs to another instance; `NotReady` or `Io` if the unit does not
 /// answer; `Quarantined`; `TimedOut` at stage `rescan`.
 pub(crate) fn read_capacity(
     roots: &Roots,
@@ -68,7 +68,7 @@ pub(crate) fn read_capacity(
 /// the remaining time, whichever is less.
 ///
 /// # Errors
-/// `Vanished` if the node belongs to another life; `NotReady` if the path to the unit is
+/// `Vanished` if the node belongs to another instance; `NotReady` if the path to the unit is
 /// down; `Cancelled`.
 pub(crate) fn read_access_state(
     roots: &Roots,
@@ -121,7 +121,7 @@ fn access_state(device: sg::Opened<'_>, limit: Duration) -> Result<Option<Access
 /// Asks the device's target whether the unit exists.
 ///
 /// # Errors
-/// `Vanished` if the node belongs to another life; `NotReady` or `Io` without an answer;
+/// `Vanished` if the node belongs to another instance; `NotReady` or `Io` without an answer;
 /// `Quarantined`; `TimedOut` at stage `identify`.
 pub(crate) fn ask_presence(
     roots: &Roots,
@@ -190,7 +190,7 @@ impl Unit {
                 .disk_sequence(&file)
                 .map_err(|error| Error::io("cannot read the sequence number of", &node, &error))?;
             if found != expected.0 {
-                let message = "the node belongs to another life of this disk";
+                let message = "the node belongs to another instance of this disk";
                 return Err(Error::new(ErrorKind::Vanished, message).with_path(node));
             }
         }

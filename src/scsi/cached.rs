@@ -44,7 +44,7 @@ pub(super) fn may_be_wanted(names: &[Wwid], is_wanted: impl Fn(&Wwid) -> bool) -
 
 /// The addresses in `folder`, of the bus or of a target, where a unit with a wanted name
 /// [may be](may_be_wanted), by the names in the kernel's copy of page 83h. A target may have a
-/// thousand addresses, so this look is cheap and proves nothing: a moment later another life of
+/// thousand addresses, so this look is cheap and proves nothing: a moment later another instance of
 /// the device may have the address.
 ///
 /// # Errors

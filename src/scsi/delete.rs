@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::kernel::sysfs;
 use crate::uevent::Watch;
 
-/// Deletes the device and waits until sysfs no longer shows it. It deletes only this life:
+/// Deletes the device and waits until sysfs no longer shows it. It deletes only this instance:
 /// a device that was scanned at the address since stays.
 ///
 /// The kernel does not check whether the device is in use, and dirty pages that were not

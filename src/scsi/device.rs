@@ -14,7 +14,7 @@ use crate::id::Hctl;
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs};
 
-/// One life of the SCSI device at an address. A later device at the same address is a
+/// One instance of the SCSI device at an address. A later device at the same address is a
 /// different `ScsiDevice`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScsiDevice {
@@ -43,7 +43,7 @@ impl ScsiDevice {
         &self.dir
     }
 
-    /// Whether the bus lists this life of the device. It does so from a moment after the
+    /// Whether the bus lists this instance of the device. It does so from a moment after the
     /// directory appears until the removal begins, and never again after that
     /// (`drivers/base/core.c`, `device_add` and `device_del`).
     pub(crate) fn is_on_bus(&self, roots: &Roots) -> bool {
@@ -51,7 +51,7 @@ impl ScsiDevice {
         fs::metadata(link.join(self.hctl.to_string())).is_ok_and(|meta| meta.ino() == self.inode)
     }
 
-    /// Whether sysfs still shows this life of the device.
+    /// Whether sysfs still shows this instance of the device.
     #[must_use]
     pub fn is_there(&self) -> bool {
         fs::metadata(&self.dir).is_ok_and(|meta| meta.ino() == self.inode)
@@ -164,7 +164,7 @@ impl ScsiDevice {
         Identity::read(self)
     }
 
-    /// The device's disk; `None` if the driver has not created it yet, or if this life of
+    /// The device's disk; `None` if the driver has not created it yet, or if this instance of
     /// the device is gone.
     pub fn disk(&self) -> Result<Option<BlockDevice>> {
         if !self.is_there() {

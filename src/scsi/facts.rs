@@ -17,7 +17,7 @@ use crate::kernel::{Roots, sysfs};
 /// The unit in which the kernel counts sizes, in bytes (`include/linux/blk_types.h`).
 const SECTOR: u64 = 512;
 
-/// The facts that sysfs shows about one life of a SCSI disk. A fact that cannot be read is
+/// The facts that sysfs shows about one instance of a SCSI disk. A fact that cannot be read is
 /// `None`, and `unreadable` says why.
 #[derive(Debug)]
 pub(crate) struct DiskFacts<'a> {

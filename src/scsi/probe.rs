@@ -9,7 +9,7 @@ use crate::kernel::Roots;
 use crate::kernel::blockdev::BlockDevice;
 use crate::uevent::{self, Notice, Watch};
 
-/// When a device was scanned.
+/// Which call scanned a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScannedBy {
     /// By the caller, whose watch has the events of its disk.

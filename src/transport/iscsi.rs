@@ -181,7 +181,7 @@ impl Session {
         }
         // A removed target prints as -1 (ISCSI_MAX_TARGET).
         if target_id.as_deref() == Some("-1") {
-            let text = format!("{via} is logged in, and its target was taken down");
+            let text = format!("{via} is logged in, and the kernel has removed its target");
             return Some(Err(RouteUnavailable::new(MissingReason::NoTarget, text)));
         }
         Some(Ok(hctl))

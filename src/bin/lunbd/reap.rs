@@ -30,7 +30,7 @@ pub(crate) fn run(engine: &Engine, what: &arguments::Reap, json: bool) -> Result
     } else {
         request
     };
-    let report = engine.reap_beside_those_in(&journals, &request, deadline)?;
+    let report = engine.reap_except_volumes_in(&journals, &request, deadline)?;
     drop(progress);
     let printed = exit::print(|mut out| {
         if json {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::multipath_map::other_paths::{
-    refuse_other_units_below, refuse_paths_beside_a_map,
+    refuse_other_units_below, refuse_paths_outside_map,
 };
 use crate::engine::attach::multipathd::Answers;
 use crate::engine::attach::scsi_path::ProbedPath;
@@ -104,7 +104,7 @@ pub(super) fn wait_for_map(
     let mut search = SearchForMap::begin(map_waiter, paths, deadline)?;
     let Some(map) = search_for_map(engine, &mut search, paths, identity, deadline)? else {
         let answers = search.daemon.is_some();
-        refuse_paths_beside_a_map(engine, paths, identity, answers, deadline)?;
+        refuse_paths_outside_map(engine, paths, identity, answers, deadline)?;
         return Ok(UnitMap {
             why_none: (search.wanted != MapPolicy::No).then_some(search.why_none.1),
             ..UnitMap::default()

@@ -96,7 +96,7 @@ impl ProbedPath {
         self.device.require_usable(Stage::Settle)?;
         let same = match self.diskseq {
             // One sequence number implies one device number.
-            Some(life) => self.disk.diskseq()? == Some(life),
+            Some(instance) => self.disk.diskseq()? == Some(instance),
             None => BlockDevice::at(self.disk.dir())?.as_ref() == Some(&self.disk),
         };
         if same {

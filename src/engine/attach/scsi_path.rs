@@ -103,7 +103,7 @@ pub(super) fn probe_paths(
     });
     let joined = vias.into_iter().zip(done).map(|(via, one)| {
         let (probed, own) = one.map_err(|error| PathFailure { via, error })?;
-        call.adopt_if_longer(own);
+        call.keep_slowest_part(own);
         probed
     });
     joined.collect()
@@ -309,9 +309,9 @@ pub(in crate::engine) fn first_identity(
 fn names_in_udev_record(engine: &Engine, disk: &BlockDevice) -> Result<BTreeSet<Wwid>> {
     let links = udev_record::read_links(engine.roots(), disk.devno())?;
     // The record may be of an earlier disk with the same device number.
-    let life = disk.diskseq()?;
-    let life = life.map(|seq| format!("disk/by-diskseq/{seq}"));
-    if !life.is_some_and(|life| links.contains(&life)) {
+    let instance = disk.diskseq()?;
+    let instance = instance.map(|seq| format!("disk/by-diskseq/{seq}"));
+    if !instance.is_some_and(|instance| links.contains(&instance)) {
         return Ok(BTreeSet::new());
     }
     Ok(links.iter().filter_map(|link| name_in(link)).collect())

@@ -1,8 +1,8 @@
 //! The flush of the paths that a detach is about to delete.
 
 use crate::deadline::Deadline;
-use crate::engine::detach::foreign_unit::flush_if_replaced;
 use crate::engine::detach::open_paths::below_map_limit;
+use crate::engine::detach::other_unit::flush_if_replaced;
 use crate::engine::detach::receipt::{Flush, PathReceipt};
 use crate::engine::detach::run::{ClaimedPath, DetachRun, UnitCache};
 use crate::engine::usage::claim::{Claim, FlushPolicy};

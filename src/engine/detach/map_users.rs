@@ -29,8 +29,8 @@ pub(super) fn refuse_users_of_map(
     for (place, (disk, mut users)) in disks.iter().zip(all).enumerate() {
         users.remove_stacked(&own);
         let removal = if place < own.len() {
-            let beside_own_flush = policy == FlushPolicy::Abandon;
-            Removal::Map { beside_own_flush }
+            let allow_own_flush = policy == FlushPolicy::Abandon;
+            Removal::Map { allow_own_flush }
         } else {
             Removal::FlushedDisk
         };

@@ -194,7 +194,7 @@ impl PathWait<'_> {
         }
     }
 
-    /// The mark of this life of the map, and not of a later map with the same number.
+    /// The mark of this instance of the map, and not of a later map with the same number.
     fn mark_of(&self, map: &Map) -> Result<FailedFlush> {
         let mark = FailedFlush::of(self.engine.roots(), map.disk())?;
         map.require()?;

@@ -209,7 +209,7 @@ pub(in crate::engine) fn remove_pathless_map(
 fn has_only_transient_users(engine: &Engine, map: &Map, deadline: Deadline) -> Result<bool> {
     let users = users_of(engine, map.disk(), Extent::All, deadline)?;
     let removal = Removal::Map {
-        beside_own_flush: false,
+        allow_own_flush: false,
     };
     Ok(!matches!(
         users.usage_for(engine.roots(), removal),

@@ -3,10 +3,10 @@
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::call::CallContext;
-use crate::engine::detach::foreign_unit::{
+use crate::engine::detach::map_users::refuse_users_of_map;
+use crate::engine::detach::other_unit::{
     flush_if_replaced_below, refuse_map_of_another, refuse_maps_of_others,
 };
-use crate::engine::detach::map_users::refuse_users_of_map;
 use crate::engine::detach::receipt::{Flush, MapReceipt};
 use crate::engine::detach::remove_device::{delete_disk, delete_diskless};
 use crate::engine::detach::remove_map::{remove_map, settle_removal};
@@ -31,9 +31,9 @@ impl DetachRun<'_> {
         let known = std::mem::take(&mut self.first_paths);
         let UnitPaths {
             mut paths,
-            lookalikes,
+            unproven_paths,
         } = UnitPaths::find(engine, &self.unit, &self.named_devices, known, deadline)?;
-        self.lookalikes = lookalikes;
+        self.unproven_paths = unproven_paths;
         self.timed_out |= paths.iter().any(|path| path.timed_out);
         self.keep_as_replaced(&mut paths);
         refuse_maps_of_others(&paths)?;
@@ -110,7 +110,7 @@ impl DetachRun<'_> {
         // Where multipathd is not told, the claims name all other users.
         let extent = match &self.daemon {
             Some(_) => Extent::All,
-            None => Extent::BesideClaim,
+            None => Extent::NotExcludedByClaim,
         };
         let snapshot = UsageSnapshot::take(self.engine, &disks, extent, deadline)?;
         NotLookedAt::merge(&mut self.receipt.not_looked_at, &snapshot.not_looked_at());

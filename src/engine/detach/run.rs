@@ -2,7 +2,7 @@
 
 use crate::engine::detach::DetachRequest;
 use crate::engine::detach::receipt::{PathReceipt, Receipt};
-use crate::engine::unit::place::Lookalike;
+use crate::engine::unit::place::UnprovenPath;
 use crate::engine::unit::{KnownPath, PathIdentity};
 use crate::engine::usage::claim::Claim;
 use crate::engine::{Engine, first_names};
@@ -34,7 +34,7 @@ pub(in crate::engine) struct DetachRun<'a> {
     /// The paths that were read before the first pass.
     pub(in crate::engine) first_paths: Vec<KnownPath>,
     /// The devices that the last pass found and could not prove to be paths of the unit.
-    pub(in crate::engine) lookalikes: Vec<Lookalike>,
+    pub(in crate::engine) unproven_paths: Vec<UnprovenPath>,
     /// A path did not answer a request of this detach in time. That request releases the
     /// device when it returns.
     pub(in crate::engine) timed_out: bool,

@@ -11,7 +11,7 @@ use crate::engine::detach::resolve::ResolvedUnit;
 use crate::engine::detach::run::{DetachRun, UnitCache};
 use crate::engine::detach::{DetachRequest, Detachment, Place};
 use crate::engine::unit::paths::paths_of;
-use crate::engine::unit::place::{doubts_of, may_be_one_unit, weak_name_error};
+use crate::engine::unit::place::{describe_unproven_remains, may_be_one_unit, weak_name_error};
 use crate::engine::unit::{KnownPath, devices_named, lock_unit, mismatch};
 use crate::engine::usage::claim::FlushPolicy;
 use crate::engine::usage::failed_flush::{self, LossMarks};
@@ -83,7 +83,7 @@ fn detach_present(
         unwritten_paths: Vec::new(),
         unit_cache: UnitCache::NotShown,
         first_paths: Vec::new(),
-        lookalikes: Vec::new(),
+        unproven_paths: Vec::new(),
         timed_out: false,
         map_may_have_flush: false,
         holder_vanished: false,
@@ -99,7 +99,8 @@ fn detach_present(
     run.read_back();
     match gone.and_then(|()| run.wait_for_removals(deadline)) {
         Ok(mut doubts) => {
-            match doubts_of(engine, &run.unit, &first_devices, &run.lookalikes) {
+            match describe_unproven_remains(engine, &run.unit, &first_devices, &run.unproven_paths)
+            {
                 Ok(more) => doubts.extend(more),
                 Err(error) => return Err(DetachFailure::new(error, run.receipt)),
             }

@@ -68,7 +68,7 @@ impl DetachRun<'_> {
         let all = users_of_each(self.engine, &of_each, Extent::All, deadline)?;
         // The paths of a map whose removal failed are still open.
         let removal = Removal::Map {
-            beside_own_flush: !self.open_paths.is_empty(),
+            allow_own_flush: !self.open_paths.is_empty(),
         };
         let mut is_held = false;
         for ((device, _), users) in disks.iter().zip(all) {

@@ -13,7 +13,7 @@ use crate::engine::attach::addresses::routes_to;
 use crate::engine::call::CallContext;
 use crate::engine::iscsi::login::log_in_all::log_in_all;
 use crate::engine::iscsi::login::sessions::Sessions;
-use crate::engine::iscsi::sessions::{end_if_down, share};
+use crate::engine::iscsi::sessions::{end_if_down, lock_session_shared};
 use crate::error::{Error, Result, Stage};
 use crate::id::{Iqn, Portal, SessionId, Source};
 use crate::iscsi::{ConnectionStatus, IscsiSession, SessionName, SessionOptions};
@@ -73,9 +73,10 @@ fn routes_after_login(
     loop {
         let candidates = candidates(engine, request)?;
         // Another process may have ended a session.
-        let all_logged_in = share_all(engine, &candidates, request, sessions, deadline)?;
+        let routes_are_current =
+            lock_sessions_shared(engine, &candidates, request, sessions, deadline)?;
         let mut missing = match &request.log_in {
-            Some(options) if all_logged_in => missing_sessions(&candidates, request, options),
+            Some(options) if routes_are_current => missing_sessions(&candidates, request, options),
             _ => Vec::new(),
         };
         missing.retain(|name| !sessions.failures.contains_key(name));
@@ -91,7 +92,7 @@ fn routes_after_login(
                     engine, missing, options, request, enough, sessions, deadline,
                 );
             }
-            options if all_logged_in => {
+            options if routes_are_current => {
                 let explain = |candidate: TargetRoute<'_>| {
                     let options = options.as_ref();
                     let name = options.and_then(|options| candidate.missing_session(options));
@@ -162,11 +163,11 @@ fn session_of(engine: &Engine, route: &Route) -> Option<(SessionId, IscsiSession
     }
 }
 
-/// Shares the lock of each session of lunbd. Returns `false` where the routes must be
-/// read again: a session was ended before the lock was taken, was just started, or
+/// Shares the lock of each session of lunbd. Returns whether the routes are still current. They
+/// must be read again if a session was ended before the lock was taken, was just started, or
 /// was in the way and ended by this call (an unfinished logout or, before a login, a
 /// lost session without devices).
-fn share_all(
+fn lock_sessions_shared(
     engine: &Engine,
     candidates: &[TargetRoute<'_>],
     request: &AttachRequest,
@@ -176,7 +177,7 @@ fn share_all(
     let roots = engine.roots();
     sessions.shared_locks.clear();
     sessions.used.clear();
-    let mut all_logged_in = true;
+    let mut routes_are_current = true;
     for TargetRoute { route, .. } in candidates {
         let Some((_, session)) = session_of(engine, route) else {
             continue;
@@ -184,16 +185,16 @@ fn share_all(
         match &route.address {
             // A logout that ended before it removed the target.
             Ok(_) if session.connection_status()? == Some(ConnectionStatus::Ending) => {
-                all_logged_in &= !end_if_down(roots, &session, deadline)?;
+                routes_are_current &= !end_if_down(roots, &session, deadline)?;
             }
             Ok(_) => {
-                let shared = share(roots, &session, deadline)?;
+                let shared = lock_session_shared(roots, &session, deadline)?;
                 if shared.is_some() && request.log_in.is_some() {
                     sessions.used.push(session.clone());
                 }
                 sessions.shared_locks.extend(shared);
                 let state = session.state()?;
-                all_logged_in &= state.as_deref() == Some(IscsiSession::LOGGED_IN);
+                routes_are_current &= state.as_deref() == Some(IscsiSession::LOGGED_IN);
             }
             Err(missing) => {
                 let is_down = match missing.reason {
@@ -207,14 +208,14 @@ fn share_all(
                 };
                 // Another process may have been logging in when the session was read.
                 let was_down = matches!(missing.reason, MissingReason::SessionDown { .. });
-                all_logged_in &= !(is_down
+                routes_are_current &= !(is_down
                     && (end_if_down(roots, &session, deadline)?
                         || !session.is_there()
                         || was_down && is_logged_in()?));
             }
         }
     }
-    Ok(all_logged_in)
+    Ok(routes_are_current)
 }
 
 /// The names of the sessions that are missing.

@@ -60,7 +60,7 @@ impl Engine {
             recoveries: BTreeMap::new(),
             known: BTreeMap::new(),
             next_scan: Instant::now(),
-            sets_devices_running: true,
+            makes_devices_usable: true,
         })
     }
 }
@@ -82,7 +82,7 @@ pub struct SessionRecovery {
     known: BTreeMap<SessionId, KnownSession>,
     next_scan: Instant,
     /// The next scan also sets the offline devices of logged-in sessions to running.
-    sets_devices_running: bool,
+    makes_devices_usable: bool,
 }
 
 /// The data of one of lunbd's sessions that were read while it was logged in.

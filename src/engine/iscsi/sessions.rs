@@ -68,7 +68,7 @@ pub(in crate::engine) fn destroy_incomplete(
 
 /// Shares the lock to use a session of lunbd; returns `None` for a session of another
 /// program, which lunbd never ends.
-pub(in crate::engine) fn share(
+pub(in crate::engine) fn lock_session_shared(
     roots: &Roots,
     session: &IscsiSession,
     deadline: Deadline,

@@ -139,7 +139,7 @@ impl Engine {
         Ok(Healer {
             engine: self,
             deaths: dead_links.watch(None),
-            disconnected: reconnects(self)?,
+            pending: reconnects(self)?,
             next_link_check: Instant::now() + LINK_CHECK_INTERVAL,
         })
     }
@@ -247,8 +247,8 @@ const LINK_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 pub struct Healer<'a> {
     engine: &'a Engine,
     deaths: LinkWatch,
-    /// The devices to look at, and those whose server is not back.
-    disconnected: BTreeMap<NbdIndex, NbdReconnect>,
+    /// The devices to look at, and those that lack a connection.
+    pending: BTreeMap<NbdIndex, NbdReconnect>,
     /// The time of the next check of this process's sockets.
     next_link_check: Instant,
 }
@@ -267,7 +267,7 @@ impl Healer<'_> {
         /// A link that dies meanwhile waits no longer than this.
         const TURN: Duration = Duration::from_secs(5);
         loop {
-            let rests = self.disconnected.values().map(NbdReconnect::next_try);
+            let rests = self.pending.values().map(NbdReconnect::next_try);
             let wakes = match rests.min() {
                 // A device is due now.
                 Some(None) => break,
@@ -292,7 +292,7 @@ impl Healer<'_> {
             self.handle_notice(notice)?;
         }
         let turn = deadline.at_most(TURN);
-        let due = self.disconnected.values_mut();
+        let due = self.pending.values_mut();
         let due = due.filter(|reconnect| reconnect.next_try().is_none());
         let reconnected = heal_all(self.engine, due, turn).into_iter();
         let mut reports: Vec<HealReport> = reconnected.filter_map(|(_, healing)| healing).collect();
@@ -304,9 +304,9 @@ impl Healer<'_> {
                 outcome => outcome.serves(),
             };
             if is_over {
-                self.disconnected.remove(&healing.index);
+                self.pending.remove(&healing.index);
             } else if !turn.has_passed()
-                && let Some(reconnect) = self.disconnected.get_mut(&healing.index)
+                && let Some(reconnect) = self.pending.get_mut(&healing.index)
             {
                 reconnect.back_off();
             }
@@ -334,7 +334,7 @@ impl Healer<'_> {
                     .map(|device| reconnect(self.engine, device))
                     .transpose()?;
                 if let Some(reconnect) = reconnect.flatten() {
-                    self.add_device(index, reconnect).note_link_died();
+                    self.add_device(index, reconnect).note_connection_died();
                 }
             }
             LinkNotice::Resync => {
@@ -348,7 +348,7 @@ impl Healer<'_> {
 
     /// Adds a device. A known entry stays, unless the device has another id now.
     fn add_device(&mut self, index: NbdIndex, reconnect: NbdReconnect) -> &mut NbdReconnect {
-        match self.disconnected.entry(index) {
+        match self.pending.entry(index) {
             Entry::Occupied(known) => {
                 let known = known.into_mut();
                 if !known.has_id_of(&reconnect) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-use crate::engine::nbd::server::Server;
+use crate::engine::nbd::dialled_connection::DialledConnection;
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::Roots;
 use crate::nbd::{self, NbdDevice, NewTimeouts};
@@ -12,7 +12,7 @@ use crate::nbd::{self, NbdDevice, NewTimeouts};
 /// A connection that the kernel was offered.
 #[derive(Debug)]
 pub(in crate::engine) struct Offer {
-    pub(in crate::engine::nbd) server: Server,
+    pub(in crate::engine::nbd) server: DialledConnection,
     /// The timeouts that the device will have.
     pub(in crate::engine::nbd) timeouts: NewTimeouts,
     /// How many bytes it had received before it was offered; `None` if its socket does not

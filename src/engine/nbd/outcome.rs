@@ -1,5 +1,6 @@
 //! The outcome of healing an NBD device.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -60,6 +61,27 @@ impl HealOutcome {
             self,
             Self::Healthy | Self::Adopted(_) | Self::Degraded(_) | Self::DiscardedByKernel
         )
+    }
+}
+
+impl fmt::Display for HealOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Healthy => f.write_str("it is healthy"),
+            Self::Adopted(_) => f.write_str("the kernel took new connections"),
+            Self::Degraded(error) => write!(f, "it may lack a connection: {error}"),
+            Self::DiscardedByKernel => f.write_str("it answered late"),
+            Self::GeometryChanged(differences) => {
+                let differences: Vec<String> =
+                    differences.iter().map(ToString::to_string).collect();
+                let differences = differences.join("; ");
+                write!(f, "its server serves another export: {differences}")
+            }
+            Self::BudgetSpent => f.write_str(
+                "no server came back within the dead-connection timeout, and its I/O fails",
+            ),
+            Self::Failed(error) => error.fmt(f),
+        }
     }
 }
 

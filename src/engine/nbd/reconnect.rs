@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use crate::deadline::{Backoff, Deadline, jittered};
 use crate::engine::Engine;
 use crate::engine::attach::nbd_options::ContentRule;
+use crate::engine::nbd::dialled_connection::{DIAL_LIMIT, DialledConnection};
 use crate::engine::nbd::outcome::{HealOutcome, HealReport};
-use crate::engine::nbd::server::{DIAL_LIMIT, Server};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::Pending;
@@ -29,13 +29,13 @@ pub(in crate::engine) struct NbdReconnect {
     timeouts: NewTimeouts,
     rule: ContentRule,
     /// A connection that is proven already, and is offered first.
-    proven: Option<Server>,
+    proven: Option<DialledConnection>,
     /// A read that is under way. On a dead link it waits for a new one, and its return proves
     /// that there is one.
     probe: Option<Pending<()>>,
     /// Every connection of ours had ended when that read began, so a connection of another
     /// process answers it.
-    own_link_had_ended: bool,
+    own_connections_had_ended: bool,
     /// How the export of the taken connections differs from the earlier one. It is kept
     /// until the caller gets it.
     adopted: Option<Vec<Difference>>,
@@ -73,7 +73,7 @@ impl NbdReconnect {
             rule: ContentRule::default(),
             proven: None,
             probe: None,
-            own_link_had_ended: false,
+            own_connections_had_ended: false,
             adopted: None,
             no_slot_is_dead: false,
             refused_offers: 0,
@@ -101,7 +101,11 @@ impl NbdReconnect {
         content: KnownContent,
         differences: Vec<Difference>,
     ) -> Self {
-        self.proven = Some(Server::new(connection, Some(content), differences));
+        self.proven = Some(DialledConnection::new(
+            connection,
+            Some(content),
+            differences,
+        ));
         self
     }
 
@@ -131,7 +135,7 @@ impl NbdReconnect {
     }
 
     /// Notes that a link of it has died.
-    pub(super) fn note_link_died(&mut self) {
+    pub(super) fn note_connection_died(&mut self) {
         self.died.get_or_insert_with(Instant::now);
         if std::mem::replace(&mut self.lost_connection, LostConnection::Seen)
             == LostConnection::Possible
@@ -187,10 +191,10 @@ impl NbdReconnect {
     fn try_reconnect(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
         /// Longer than a working server takes for one block.
         const READ_LIMIT: Duration = Duration::from_secs(1);
-        self.decide_earlier_offer(engine, deadline)?;
+        self.keep_or_close_earlier_offer(engine, deadline)?;
         self.no_slot_is_dead = false;
         let state = self.link_state(engine)?;
-        let is_dead = state.is_dead() || (self.died.is_some() && !state.is_redundant());
+        let is_dead = state.is_dead() || (self.died.is_some() && !state.has_several());
         let limit = if is_dead { Duration::ZERO } else { READ_LIMIT };
         match self.probe_io(engine, deadline.at_most(limit))? {
             ProbeResult::Answers => return self.restore_connections(engine, deadline),
@@ -206,14 +210,14 @@ impl NbdReconnect {
     /// Replaces the lost connections of a device that serves I/O.
     fn restore_connections(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
         // The kernel may have run the command of an earlier offer just now.
-        self.decide_earlier_offer(engine, deadline)?;
-        if self.own_link_had_ended && self.adopted.is_none() {
+        self.keep_or_close_earlier_offer(engine, deadline)?;
+        if self.own_connections_had_ended && self.adopted.is_none() {
             // It serves over connections of another process.
             self.forget_dead_connections(engine);
         }
         self.note_receivers_if_each_runs(engine);
         let state = self.link_state(engine)?;
-        let may_lack_some = (state.is_redundant() || state.may_have_more) && !state.is_whole();
+        let may_lack_some = (state.has_several() || state.may_have_more) && !state.is_whole();
         if (state.dead > 0 || may_lack_some)
             && let Some(failure) = self.fill_slots(engine, deadline)?
             && let Some(lack) = self.missing_connection_error(self.link_state(engine)?, failure)
@@ -236,7 +240,7 @@ impl NbdReconnect {
             return Some(failure);
         }
         let leads_elsewhere = failure.kind() == ErrorKind::IdentityMismatch;
-        if !state.is_redundant() && !leads_elsewhere {
+        if !state.has_several() && !leads_elsewhere {
             return None;
         }
         if self.lost_connection == LostConnection::None {
@@ -254,7 +258,7 @@ impl NbdReconnect {
 
     /// Offers new connections for a device whose I/O waits or fails, until a read returns.
     fn reconnect_dead(&mut self, engine: &Engine, deadline: Deadline) -> Result<HealOutcome> {
-        self.note_link_died();
+        self.note_connection_died();
         let mut pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
         let mut unproven = None;
         let mut offered = false;
@@ -262,10 +266,10 @@ impl NbdReconnect {
             let state = self.link_state(engine)?;
             if state.live == 0 {
                 let server = match self.dial(engine, deadline)? {
-                    Dialled::Server(server) => server,
+                    Dialled::Connection(server) => server,
                     Dialled::NotNeeded(outcome) => return Ok(outcome),
                 };
-                if server.differs() {
+                if server.prevents_reattach() {
                     return Ok(HealOutcome::GeometryChanged(server.differences));
                 }
                 offered = true;
@@ -280,7 +284,7 @@ impl NbdReconnect {
             match self.probe_io(engine, pause)? {
                 ProbeResult::Answers => break,
                 ProbeResult::Fails => self.pause(engine, pause),
-                ProbeResult::Waits => self.free_receivers(engine),
+                ProbeResult::Waits => self.end_connections_that_block_receivers(engine),
             }
             if deadline.has_passed() {
                 let what = format!("a read of nbd{} over its connections", self.index());
@@ -292,7 +296,7 @@ impl NbdReconnect {
             self.keep_if_server_replied(engine, unproven, deadline)?;
         }
         if offered && self.adopted.is_none() {
-            if self.own_link_had_ended {
+            if self.own_connections_had_ended {
                 self.forget_dead_connections(engine);
             }
             return Ok(HealOutcome::DiscardedByKernel);
@@ -304,16 +308,16 @@ impl NbdReconnect {
     /// fail.
     fn dial(&mut self, engine: &Engine, deadline: Deadline) -> Result<Dialled> {
         if let Some(server) = self.proven.take() {
-            return Ok(Dialled::Server(server));
+            return Ok(Dialled::Connection(server));
         }
         let mut last: Option<Error> = None;
         loop {
             // A server may serve one client alone, and that may be an earlier offer.
-            self.decide_earlier_offer(engine, deadline)?;
+            self.keep_or_close_earlier_offer(engine, deadline)?;
             self.dials += 1;
             let limit = deadline.at_most(DIAL_LIMIT);
             let failure = match self.dial_once(engine, limit) {
-                Ok(server) => return Ok(Dialled::Server(server)),
+                Ok(server) => return Ok(Dialled::Connection(server)),
                 Err(error) => error,
             };
             let may_return = matches!(
@@ -383,6 +387,6 @@ enum ProbeResult {
 
 /// The result of dialling.
 enum Dialled {
-    Server(Server),
+    Connection(DialledConnection),
     NotNeeded(HealOutcome),
 }

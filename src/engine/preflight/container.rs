@@ -25,8 +25,8 @@ pub(super) fn check_locks(engine: &Engine, _: Deadline) -> Result<Check> {
         let remedy = "give the process write access to it, and room in it";
         return Ok(Check::missing("locks", error.to_string(), remedy));
     }
-    let remedy = "mount the machine's /run/lunbd at the same place, and share its PID \
-                  namespace, in which that is seen";
+    let remedy = "mount the machine's /run/lunbd at the same path, and run in the machine's PID \
+                  namespace, where lunbd can check it";
     let seen = format!("{seen}/lunbd");
     Ok(match run_dir::is_of_first_process(engine.roots()) {
         Some(true) => Check::good("locks", seen),

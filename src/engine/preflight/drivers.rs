@@ -73,8 +73,8 @@ pub(super) fn check_iscsi(engine: &Engine, _: Deadline) -> Result<Check> {
         // The next login or recovery recognises lunbd's own by the file that its creator left.
         let numbers = incomplete.join(", ");
         let seen = format!("{seen}; incomplete sessions of unknown programs: {numbers}");
-        let remedy = "if it stays, the process that created it was killed: it holds no \
-                      device; `lunbd recover` destroys one of lunbd's, and the next boot \
+        let remedy = "if such a session stays, its creator was killed, and the session has no \
+                      device: `lunbd recover` destroys a session of lunbd, and a reboot removes \
                       any other";
         return Ok(Check::limited("iscsi", seen, remedy));
     }

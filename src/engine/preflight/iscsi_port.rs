@@ -28,8 +28,8 @@ pub(super) fn check_iscsi_port(engine: &Engine, _: Deadline) -> Result<Check> {
     if seen.is_empty() {
         return Ok(Check::good(NAME, "the netlink port -1 is free"));
     }
-    let remedy = "end the process where it is none of lunbd's, which has the port while it \
-                  makes a session: an iscsid that starts takes up each session that was made \
-                  from another port; detach and attach its devices again before";
+    let remedy = "lunbd itself has the port while it creates a session: if another program has \
+                  it, end that program; then detach and attach again the devices of the sessions \
+                  made from another port, before an iscsid starts: it takes over such sessions";
     Ok(Check::limited(NAME, seen.join("; "), remedy))
 }

@@ -298,7 +298,7 @@ impl NbdResize<'_> {
         let waits = link.timeouts.dead_connection;
         let can_be_replaced = state.is_whole() && waits.is_some_and(|limit| !limit.is_zero());
         Ok(Connections {
-            are_several: state.is_redundant(),
+            are_several: state.has_several(),
             own: can_be_replaced.then_some(link.timeouts),
         })
     }

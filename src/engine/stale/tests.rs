@@ -111,6 +111,6 @@ fn other_journals_are_read_again_and_an_unreadable_journal_keeps_everything() {
     let error = owner().unwrap_err();
     assert!(error.to_string().contains("pvc-2.json"), "{error}");
     let request = ReapRequest::default();
-    let refused = engine.reap_beside_those_in(&directories, &request, soon);
+    let refused = engine.reap_except_volumes_in(&directories, &request, soon);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::NotReady);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::unit::place::{Lookalike, is_path_of};
+use crate::engine::unit::place::{UnprovenPath, is_path_of};
 use crate::engine::unit::{KnownPath, PathIdentity, candidates, read_path};
 use crate::error::{Result, Stage};
 use crate::scsi::{Identity, ScsiDevice};
@@ -15,7 +15,7 @@ pub(in crate::engine) struct UnitPaths {
     /// First those that the caller named.
     pub(in crate::engine) paths: Vec<KnownPath>,
     /// The other devices that may be paths of it. Without a path these are all of them.
-    pub(in crate::engine) lookalikes: Vec<Lookalike>,
+    pub(in crate::engine) unproven_paths: Vec<UnprovenPath>,
 }
 
 impl UnitPaths {
@@ -30,8 +30,10 @@ impl UnitPaths {
         deadline: Deadline,
     ) -> Result<Self> {
         loop {
-            let UnitDevices { found, lookalikes } =
-                UnitDevices::find(engine, unit, named_devices, &mut known_paths, deadline)?;
+            let UnitDevices {
+                found,
+                unproven_paths,
+            } = UnitDevices::find(engine, unit, named_devices, &mut known_paths, deadline)?;
             known_paths.retain(|path| {
                 let now = path.device.disk();
                 now.is_ok_and(|now| now.is_none() || now == path.disk)
@@ -40,7 +42,10 @@ impl UnitPaths {
             let paths = read_paths(engine, found, &mut known_paths, deadline)?;
             // Devices that went away during their reads prove nothing of the others.
             if each_was_read || !paths.is_empty() {
-                return Ok(Self { paths, lookalikes });
+                return Ok(Self {
+                    paths,
+                    unproven_paths,
+                });
             }
         }
     }
@@ -103,7 +108,7 @@ fn ask_for_names(
 struct UnitDevices {
     /// First those that the caller named.
     found: Vec<ScsiDevice>,
-    lookalikes: Vec<Lookalike>,
+    unproven_paths: Vec<UnprovenPath>,
 }
 
 impl UnitDevices {
@@ -119,7 +124,7 @@ impl UnitDevices {
         let named = named_devices.iter().filter(|device| device.is_there());
         let mut devices = Self {
             found: named.cloned().collect(),
-            lookalikes: Vec::new(),
+            unproven_paths: Vec::new(),
         };
         if unit.names.is_empty() {
             return Ok(devices);
@@ -154,7 +159,7 @@ impl UnitDevices {
         deadline: Deadline,
     ) -> Result<()> {
         for device in candidates {
-            let mut known = self.lookalikes.iter().map(|lookalike| &lookalike.device);
+            let mut known = self.unproven_paths.iter().map(|unproven| &unproven.device);
             if self.found.contains(&device) || known.any(|known| *known == device) {
                 continue;
             }
@@ -179,7 +184,7 @@ impl UnitDevices {
             if is_path_of(engine, &device, &identity, unit, named_devices) {
                 self.found.push(device);
             } else {
-                self.lookalikes.push(Lookalike {
+                self.unproven_paths.push(UnprovenPath {
                     device,
                     identity,
                     is_silent,

@@ -154,7 +154,7 @@ pub(in crate::engine) fn is_path_of(
 
 /// A device that may be a path of a unit, and is not proven to be one.
 #[derive(Debug)]
-pub(in crate::engine) struct Lookalike {
+pub(in crate::engine) struct UnprovenPath {
     pub(in crate::engine) device: ScsiDevice,
     /// As the kernel has read it or, where that has no name, as the device answers.
     pub(in crate::engine) identity: Identity,
@@ -163,14 +163,14 @@ pub(in crate::engine) struct Lookalike {
     pub(in crate::engine) is_silent: bool,
 }
 
-/// Describes what may be left of a unit where names prove nothing: those of the `lookalikes`
+/// Describes what may be left of a unit where names prove nothing: those of the `unproven_paths`
 /// with its names or without an answer and, for a unit with only weak names, maps, except those
 /// at other targets than the unit's paths. None is touched.
-pub(in crate::engine) fn doubts_of(
+pub(in crate::engine) fn describe_unproven_remains(
     engine: &Engine,
     unit: &Identity,
     named_devices: &[ScsiDevice],
-    lookalikes: &[Lookalike],
+    unproven_paths: &[UnprovenPath],
 ) -> Result<Vec<String>> {
     let places = named_devices
         .iter()
@@ -182,18 +182,18 @@ pub(in crate::engine) fn doubts_of(
         places.peek().is_some() && places.all(|it| it.compare(&place) == PlaceComparison::Different)
     };
     let mut doubts = Vec::new();
-    for lookalike in lookalikes.iter().filter(|it| it.device.is_there()) {
-        let Lookalike {
+    for unproven in unproven_paths.iter().filter(|it| it.device.is_there()) {
+        let UnprovenPath {
             device, identity, ..
-        } = lookalike;
+        } = unproven;
         let reports = match unit.compare(identity) {
             Comparison::Same(_) if unit.is_weak() => {
                 format!("reports {identity}, which is no unique name")
             }
-            Comparison::Unknown if unit.differs_beside_its_names(identity) => format!(
+            Comparison::Unknown if unit.differs_in_text_and_serial(identity) => format!(
                 "reports {identity}, with another T10 text and serial number than this unit's"
             ),
-            _ if lookalike.is_silent => {
+            _ if unproven.is_silent => {
                 "does not answer, and the kernel has read no name of it".to_owned()
             }
             _ => continue,

@@ -115,7 +115,7 @@ pub(in crate::engine) fn claim_replaced(
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<Claim> {
-    let users = users_of(engine, disk, Extent::BesideClaim, deadline)?;
+    let users = users_of(engine, disk, Extent::NotExcludedByClaim, deadline)?;
     users.refuse_busy(engine.roots(), disk, Removal::UnflushedDisk)?;
     users.refuse_unless_all_seen(disk)?;
     claim_disk(engine, disk, FlushPolicy::Require, watch, deadline)

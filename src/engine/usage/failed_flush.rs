@@ -2,7 +2,7 @@
 //!
 //! The kernel reports a failed write once. After that its pages count as clean, and the
 //! next `fsync` succeeds although data is lost. So the failure is recorded for as long as
-//! this life of the disk lasts, and no later flush of it, by any process, counts as a proof.
+//! this instance of the disk lasts, and no later flush of it, by any process, counts as a proof.
 //! A map that could not be flushed has a record too, until a flush of it succeeds. So has a path
 //! whose pages are in the unit's cache alone.
 
@@ -25,7 +25,7 @@ use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, sysfs, worker};
 use crate::scsi::Identity;
 
-/// The mark on one life of a disk, `run/lunbd/lost-NAME-LIFE`.
+/// The mark on one instance of a disk, `run/lunbd/lost-NAME-INSTANCE`.
 #[derive(Debug, Clone)]
 pub(in crate::engine) struct FailedFlush {
     path: PathBuf,
@@ -34,8 +34,8 @@ pub(in crate::engine) struct FailedFlush {
 
 impl FailedFlush {
     pub(in crate::engine) fn of(roots: &Roots, disk: &BlockDevice) -> Result<Self> {
-        let (name, life) = (disk.name(), disk.life()?);
-        let path = run_dir::path(roots).join(format!("lost-{name}-{life}"));
+        let (name, instance) = (disk.name(), disk.instance()?);
+        let path = run_dir::path(roots).join(format!("lost-{name}-{instance}"));
         let disk = disk.clone();
         Ok(Self { path, disk })
     }
@@ -106,7 +106,7 @@ impl FailedFlush {
         })
     }
 
-    /// Records that a flush failed, unless the disk is gone: then its life has ended.
+    /// Records that a flush failed, unless the disk is gone: then its instance has ended.
     pub(in crate::engine) fn set(&self, error: &Error) {
         let why = error.to_string().replace('\n', " ");
         let written = self.write(&why);
@@ -114,7 +114,7 @@ impl FailedFlush {
     }
 
     /// Records that a detach could not flush the disk, unless another mark is there. A later flush
-    /// of this life of the disk removes the mark. If the disk goes first, data may be lost.
+    /// of this instance of the disk removes the mark. If the disk goes first, data may be lost.
     pub(in crate::engine) fn set_unflushed(&self) {
         let written = match self.note() {
             Ok(Some(_)) => return,
@@ -171,7 +171,7 @@ impl FailedFlush {
         Ok(())
     }
 
-    /// Removes the mark: the flush, or this life of the disk, has ended.
+    /// Removes the mark: the flush, or this instance of the disk, has ended.
     pub(in crate::engine) fn clear(&self) {
         crash_point!(FailedFlushToClear);
         let _never_written = fs::remove_file(&self.path);
@@ -305,7 +305,7 @@ pub(in crate::engine) fn clear_cache_marks(roots: &Roots, unit: &Identity) {
     }
 }
 
-/// Returns what the marks say of ended lives of this unit, whose disks are gone, as after
+/// Returns what the marks say of ended instances of this unit, whose disks are gone, as after
 /// `dev_loss_tmo`. Marks that name no unit are removed in any case.
 pub(in crate::engine) fn purge_stale(
     roots: &Roots,

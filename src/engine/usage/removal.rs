@@ -14,7 +14,7 @@ pub(in crate::engine) enum Removal {
     /// The map is removed, which the kernel refuses while a process has it open.
     Map {
         /// Whether to go on beside a flush of our own, which has the map open without writing.
-        beside_own_flush: bool,
+        allow_own_flush: bool,
     },
     /// The disk is removed without a flush, since another unit or none answers: data that
     /// a process with an open file has written would be lost.
@@ -44,7 +44,7 @@ impl Users {
         let is_transient = |user: &Holder| match removal {
             Removal::UnflushedDisk => user.is_of_udev() || is_being_removed(user),
             Removal::Map {
-                beside_own_flush: true,
+                allow_own_flush: true,
             } if user.is_own_flush() => true,
             _ => user.is_transient_prober() || is_being_removed(user),
         };
@@ -172,7 +172,7 @@ mod tests {
     }
 
     const MAP: Removal = Removal::Map {
-        beside_own_flush: false,
+        allow_own_flush: false,
     };
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
         let us = std::process::id();
         let flush = open(us, "agent", false);
         let abandoning = Removal::Map {
-            beside_own_flush: true,
+            allow_own_flush: true,
         };
         assert_eq!(usage_of(&flush, abandoning), Usage::Transient);
         assert_eq!(usage_of(&flush, MAP), Usage::Busy(vec![flush.clone()]));

@@ -22,7 +22,7 @@ pub(in crate::engine) enum Extent {
     /// exclusively, or is about to, needs no more: the kernel refuses that open while
     /// the disk or a partition is mounted, stacked on or swapped on (`block/bdev.c`,
     /// `bd_may_claim`).
-    BesideClaim,
+    NotExcludedByClaim,
 }
 
 /// The users of one disk, as far as this process can see.

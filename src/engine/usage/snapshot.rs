@@ -63,7 +63,7 @@ impl UsageSnapshot {
             return Ok(());
         }
         let disks: Vec<&BlockDevice> = self.disks.iter().collect();
-        let again = Self::take(engine, &disks, Extent::BesideClaim, deadline)?;
+        let again = Self::take(engine, &disks, Extent::NotExcludedByClaim, deadline)?;
         again.refuse_writers(engine)
     }
 

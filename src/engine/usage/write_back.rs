@@ -43,7 +43,7 @@ pub(in crate::engine) fn claim_and_flush(
     let deadline = call.deadline;
     call.enter(Stage::Claim);
     let claim = claim_disk(engine, disk, policy, watch, deadline)?;
-    let snapshot = UsageSnapshot::take(engine, &[disk], Extent::BesideClaim, deadline)?;
+    let snapshot = UsageSnapshot::take(engine, &[disk], Extent::NotExcludedByClaim, deadline)?;
     snapshot.refuse_writers(engine)?;
     call.enter(Stage::Flush);
     let flush = write_back(engine, &claim, disk, policy, deadline)?;

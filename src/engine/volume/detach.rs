@@ -124,7 +124,7 @@ pub(super) fn wait_for_probe_of(
     };
     let (roots, mode, disk) = (engine.roots(), engine.hub().mode(), device.disk());
     let mut watch = engine.hub().watch(&device.index().name());
-    let users = users_of(engine, disk, Extent::BesideClaim, deadline)?;
+    let users = users_of(engine, disk, Extent::NotExcludedByClaim, deadline)?;
     if mode == Mode::Udev && users.has_udev() {
         // A probe may hang on a dead link, and then the flush is tried nevertheless.
         let limit = deadline.half();

@@ -89,7 +89,7 @@ pub(super) fn detached_before(engine: &Engine, record: &Record) -> Result<Detach
     let stands = stands.filter(|found| found.condition != Condition::Gone);
     let mut note = format!("it was detached at {}", detached.at);
     if let Some(there) = &stands {
-        let _ = write!(note, ", and something stands where it was: {}", there.seen);
+        let _ = write!(note, "; sysfs now shows: {}", there.seen);
     }
     again.detached_at = Some(detached.at.clone());
     again.safe_to_unmap = detached.safe_to_unmap && stands.is_none();

@@ -35,8 +35,8 @@ pub enum ConnectionStatus {
     LoggedIn,
     /// It is lost, and I/O waits for a new one.
     Lost,
-    /// It was lost for longer than the session's recovery timeout: I/O fails until there is
-    /// a new one.
+    /// I/O fails until there is a new connection. It was lost for longer than the session's
+    /// recovery timeout, or the session is being created and never had one.
     GivenUp,
     /// The session has none, or its target was removed: the session is being made or ended.
     Ending,

@@ -68,8 +68,8 @@ impl CreateLock {
                 let (socket, port) = bind_other_port()?;
                 tracing::warn!(
                     "{} has the netlink port -1: a session is made from the port {port}, and an \
-                     iscsid that starts later takes it up; end that process where it is none of \
-                     lunbd's",
+                     iscsid that starts later takes it over; end that process unless it is \
+                     lunbd",
                     holder.description
                 );
                 socket
@@ -101,8 +101,8 @@ impl CreateGuard {
             PortBinding::Taken(holder) if !holder.may_administer => None,
             PortBinding::Taken(holder) => {
                 let message = format!(
-                    "{} has the netlink port from which sessions are made: end that process where \
-                     it is none of lunbd's",
+                    "{} has the netlink port from which sessions are made: end that process unless \
+                     it is lunbd",
                     holder.description
                 );
                 return Err(Error::new(ErrorKind::InUse, message));

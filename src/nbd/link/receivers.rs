@@ -1,4 +1,4 @@
-//! Which connections the kernel's receivers are known to have begun for.
+//! The connections whose receivers in the kernel may still begin.
 
 use super::Link;
 use crate::nbd::held_socket::HeldSocket;
@@ -8,7 +8,7 @@ impl Link {
     pub(crate) fn note_receivers_began(&mut self) {
         let live = self.held_sockets.iter_mut();
         for held in live.filter(|held| !held.has_hung_up()) {
-            held.receiver_began = true;
+            held.receiver_may_begin_later = false;
         }
     }
 
@@ -16,29 +16,29 @@ impl Link {
     /// receiver began. It records nothing if that may be the one of another live connection.
     pub(crate) fn note_newest_receiver_began(&mut self) {
         if let Some((newest, others)) = self.held_sockets.split_last_mut() {
-            let is_late = |held: &HeldSocket| !held.receiver_began && !held.has_hung_up();
-            newest.receiver_began |= !others.iter().any(is_late);
+            let is_late = |held: &HeldSocket| held.receiver_may_begin_later && !held.has_hung_up();
+            newest.receiver_may_begin_later &= others.iter().any(is_late);
         }
     }
 
     /// Whether a live connection has a receiver that is not known to have begun.
     pub(crate) fn has_live_without_receiver(&self) -> bool {
         let mut live = self.held_sockets.iter().filter(|held| !held.has_hung_up());
-        live.any(|held| !held.receiver_began)
+        live.any(|held| held.receiver_may_begin_later)
     }
 
     /// Records that no receiver of the connections that have ended is left.
     pub(crate) fn note_receivers_of_dead_ended(&mut self) {
         let dead = self.held_sockets.iter_mut();
         for held in dead.filter(|held| held.has_hung_up()) {
-            held.receiver_began = true;
+            held.receiver_may_begin_later = false;
         }
     }
 
     /// Whether a connection has ended of which the receiver may not have begun.
     pub(crate) fn has_dead_without_receiver(&self) -> bool {
         let mut dead = self.held_sockets.iter().filter(|held| held.has_hung_up());
-        dead.any(|held| !held.receiver_began)
+        dead.any(|held| held.receiver_may_begin_later)
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
         drop(peer_of_three);
         link.note_receivers_of_dead_ended();
         let mut newest = link.held_sockets.pop().unwrap();
-        newest.receiver_began = false;
+        newest.receiver_may_begin_later = true;
         link.held_sockets.push(newest);
         link.note_newest_receiver_began();
         assert!(!link.has_dead_without_receiver());

@@ -11,7 +11,7 @@ use crate::id::VolumeId;
 use crate::nbd::Difference;
 use crate::reconcile::event::Event;
 use crate::reconcile::failure::Failure;
-use crate::reconcile::job::{Disconnect, Job, Outcome};
+use crate::reconcile::job::{Job, NotServing, Outcome};
 use crate::reconcile::step::StepKind;
 use crate::reconcile::tracked::{Activity, PathRetry};
 
@@ -19,7 +19,7 @@ impl State {
     /// Records the end of a step, and returns the events to report.
     pub(in crate::reconcile) fn end_step(&mut self, job: Job, outcome: Outcome) -> Vec<Event> {
         let (volume, kind) = (job.step.volume.clone(), job.step.kind);
-        let has_failed = matches!(outcome, Outcome::Failed(_) | Outcome::Disconnected(_));
+        let has_failed = matches!(outcome, Outcome::Failed(_) | Outcome::NotServing(_));
         self.note_end(&volume, kind, has_failed);
         let events = self.record_outcome(job, outcome);
         let has_next = self.step(&volume).is_some();
@@ -92,8 +92,8 @@ impl State {
                 None
             }
             Outcome::Differs(condition, seen) => self.record_difference(&volume, condition, seen),
-            Outcome::Disconnected(disconnect) => {
-                Some(self.record_disconnect(&volume, kind, disconnect))
+            Outcome::NotServing(not_serving) => {
+                Some(self.record_not_serving(&volume, kind, not_serving))
             }
             Outcome::Failed(error) => {
                 self.refresh.request(&volume);
@@ -179,14 +179,14 @@ impl State {
         })
     }
 
-    /// Records that an NBD device has no server.
-    fn record_disconnect(
+    /// Records that a volume does not serve I/O.
+    fn record_not_serving(
         &mut self,
         volume: &VolumeId,
         kind: StepKind,
-        disconnect: Disconnect,
+        not_serving: NotServing,
     ) -> Event {
-        let Disconnect { error, .. } = disconnect;
+        let NotServing { error, .. } = not_serving;
         let is_gone = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Vanished);
         if is_gone {
             self.refresh.request(volume);
@@ -197,12 +197,12 @@ impl State {
         }
         self.record_failure(volume, kind, error);
         let tracked = self.tracked.entry(volume.clone()).or_default();
-        tracked.reconnect_handle = disconnect.reconnect_handle.filter(|_| !is_gone);
+        tracked.reconnect_handle = not_serving.reconnect_handle.filter(|_| !is_gone);
         tracked.loss_was_reported = true;
         Event::Lost {
             volume: volume.clone(),
             why,
-            budget_left: disconnect.budget_left,
+            budget_left: not_serving.budget_left,
         }
     }
 

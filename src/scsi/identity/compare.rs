@@ -130,7 +130,7 @@ impl Identity {
                 (false, Some(ours), Some(theirs)) => {
                     different(Strength::Strong, ours.to_string(), theirs.to_string())
                 }
-                _ if self.differs_beside_its_names(other) => Comparison::Unknown,
+                _ if self.differs_in_text_and_serial(other) => Comparison::Unknown,
                 _ => Comparison::Same(Strength::Strong),
             };
         }
@@ -153,7 +153,7 @@ impl Identity {
     }
 
     /// Whether both have a T10 text and a serial number, and both differ.
-    pub(crate) fn differs_beside_its_names(&self, other: &Self) -> bool {
+    pub(crate) fn differs_in_text_and_serial(&self, other: &Self) -> bool {
         let texts = |identity: &Self| -> Vec<Wwid> {
             let names = identity.names.iter();
             let texts = names.filter(|name| name.kind() == NameKind::T10);

@@ -17,7 +17,7 @@ use crate::scsi::{Identity, ScsiDevice};
 /// # Errors
 /// `Refused` if multipathd did not put the path into the map; `Unreachable` if multipathd
 /// does not answer.
-pub(super) fn refuse_paths_beside_a_map(
+pub(super) fn refuse_paths_outside_map(
     engine: &Engine,
     paths: &[ProbedPath],
     identity: &Identity,

@@ -38,7 +38,7 @@ pub(in crate::engine) fn run<'a>(engine: &'a Engine, request: &'a DetachRequest)
         unwritten_paths: Vec::new(),
         unit_cache: UnitCache::NotShown,
         first_paths: Vec::new(),
-        lookalikes: Vec::new(),
+        unproven_paths: Vec::new(),
         timed_out: false,
         map_may_have_flush: false,
         holder_vanished: false,

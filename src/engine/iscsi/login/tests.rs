@@ -64,7 +64,8 @@ fn a_session_that_another_process_has_ended_is_looked_for_again() {
         let (is_down, hctl) = (reason == MissingReason::NoTarget, None);
         gone.route.address = Err(RouteUnavailable { reason, text, hctl });
         let mut sessions = Sessions::default();
-        let all_logged_in = share_all(&engine, &[gone], &request, &mut sessions, deadline);
-        assert_eq!(all_logged_in.unwrap(), !is_down);
+        let routes_are_current =
+            lock_sessions_shared(&engine, &[gone], &request, &mut sessions, deadline);
+        assert_eq!(routes_are_current.unwrap(), !is_down);
     }
 }

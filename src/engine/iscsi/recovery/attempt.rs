@@ -9,7 +9,7 @@ use crate::deadline::Deadline;
 use crate::engine::iscsi::recovery::devices;
 use crate::engine::iscsi::recovery::options::{ATTEMPT_LIMIT, CredentialsFn};
 use crate::engine::iscsi::recovery::spawn::spawn;
-use crate::engine::iscsi::sessions::{destroy_abandoned, login_lock_name, share};
+use crate::engine::iscsi::sessions::{destroy_abandoned, lock_session_shared, login_lock_name};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::SessionId;
@@ -88,7 +88,7 @@ impl RecoveryAttempt {
         }
         let options = options?;
         if !is_lost {
-            let Some(_shared) = self.share(deadline)? else {
+            let Some(_shared) = self.lock_session_shared(deadline)? else {
                 return Ok(AttemptOutcome::NotOurs);
             };
             iscsi::logout_for_relogin(roots, session, deadline)?;
@@ -98,16 +98,16 @@ impl RecoveryAttempt {
         }
         // A process that ends the session does not have to wait for the target.
         let stop_connection = || {
-            let _shared = self.share_of_lost(deadline)?;
+            let _shared = self.lock_lost_session_shared(deadline)?;
             iscsi::stop_connection(roots, session, deadline)
         };
         let connection = iscsi::connect_again(&name, &options, stop_connection, deadline)?;
         {
-            let _shared = self.share_of_lost(deadline)?;
+            let _shared = self.lock_lost_session_shared(deadline)?;
             iscsi::rebind_connection(roots, session, &name, connection, deadline)?;
         }
         tracing::info!(%name, took = ?deadline.elapsed(), "logged in again");
-        devices::set_offline_running(roots, &self.scheduler, session, deadline);
+        devices::make_devices_usable(roots, &self.scheduler, session, deadline);
         Ok(AttemptOutcome::Recovered)
     }
 
@@ -141,16 +141,16 @@ impl RecoveryAttempt {
     }
 
     /// Returns `None` where another process ends the session.
-    fn share(&self, deadline: Deadline) -> Result<Option<DeviceLock>> {
+    fn lock_session_shared(&self, deadline: Deadline) -> Result<Option<DeviceLock>> {
         let limit = deadline.at_most(SHARE_LIMIT);
-        match share(&self.roots, &self.session, limit) {
+        match lock_session_shared(&self.roots, &self.session, limit) {
             Err(error) if error.kind().is_timeout_or_cancel() => Ok(None),
             shared => shared,
         }
     }
 
-    fn share_of_lost(&self, deadline: Deadline) -> Result<DeviceLock> {
-        let shared = self.share(deadline)?;
+    fn lock_lost_session_shared(&self, deadline: Deadline) -> Result<DeviceLock> {
+        let shared = self.lock_session_shared(deadline)?;
         match shared {
             Some(shared) if self.is_lost()? => Ok(shared),
             _ => {

@@ -21,7 +21,7 @@ use crate::scsi::{self, CallScheduler, ScsiDevice, State};
 /// `transport-offline` runs again by itself. This overrules no other program: the kernel
 /// itself has set devices to running that were offline before the loss. A rescan during
 /// the loss leaves a disk without a size.
-pub(super) fn set_offline_running(
+pub(super) fn make_devices_usable(
     roots: &Roots,
     scheduler: &CallScheduler,
     session: &IscsiSession,
@@ -59,7 +59,7 @@ pub(super) fn set_offline_running(
 /// Does the same for a session that is logged in, on a thread of its own. The process that
 /// recovered the session may have been killed before it came to the devices, and a rescan
 /// may have failed after that process looked at them.
-pub(super) fn set_running_in_background(
+pub(super) fn make_devices_usable_in_background(
     roots: &Roots,
     scheduler: &CallScheduler,
     session: &IscsiSession,
@@ -68,7 +68,7 @@ pub(super) fn set_running_in_background(
         return Ok(());
     }
     let (roots, scheduler, session) = (roots.clone(), scheduler.clone(), session.clone());
-    spawn(move || set_offline_running(&roots, &scheduler, &session, Deadline::after(ATTEMPT_LIMIT)))
+    spawn(move || make_devices_usable(&roots, &scheduler, &session, Deadline::after(ATTEMPT_LIMIT)))
 }
 
 /// Why a device serves no I/O though its session is logged in.

@@ -98,7 +98,7 @@ impl RecoveryAttempt {
             match self.session.connection_status()? {
                 None | Some(ConnectionStatus::Ending) => return Ok(SessionRecoveryOutcome::Gone),
                 Some(ConnectionStatus::LoggedIn) => {
-                    devices::set_offline_running(
+                    devices::make_devices_usable(
                         &self.roots,
                         &self.scheduler,
                         &self.session,

@@ -136,7 +136,7 @@ impl SessionRecovery {
     ) -> Result<Option<SessionRecoveryReport>> {
         if matches!(outcome, Some(SessionRecoveryOutcome::Healthy)) {
             let session = IscsiSession::new(&self.roots, id);
-            self.sets_devices_running |= !self.set_offline_running(&session);
+            self.makes_devices_usable |= !self.start_making_devices_usable(&session);
         }
         let reports = outcome.map(|outcome| self.report(id, outcome)).transpose();
         self.recoveries.remove(&id);

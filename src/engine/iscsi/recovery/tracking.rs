@@ -40,8 +40,8 @@ impl SessionRecovery {
                     // A rescan that failed during the loss may end only after the recovery.
                     let recovered = known.recovered;
                     let is_fresh = recovered.is_some_and(|at| at.elapsed() < SCAN_INTERVAL * 2);
-                    if self.sets_devices_running || is_fresh {
-                        devices_are_left |= !self.set_offline_running(&session);
+                    if self.makes_devices_usable || is_fresh {
+                        devices_are_left |= !self.start_making_devices_usable(&session);
                     }
                 }
                 Some(connection_status) if connection_status.is_lost() => {
@@ -52,13 +52,14 @@ impl SessionRecovery {
             there.insert(id, known);
         }
         self.known = there;
-        self.sets_devices_running = devices_are_left;
+        self.makes_devices_usable = devices_are_left;
         Ok(())
     }
 
     /// Returns `false` where no thread could be started.
-    pub(super) fn set_offline_running(&self, session: &IscsiSession) -> bool {
-        let started = devices::set_running_in_background(&self.roots, &self.scheduler, session);
+    pub(super) fn start_making_devices_usable(&self, session: &IscsiSession) -> bool {
+        let started =
+            devices::make_devices_usable_in_background(&self.roots, &self.scheduler, session);
         if let Err(error) = &started {
             tracing::warn!(session = %session.id(), %error, "its devices are checked again later");
         }

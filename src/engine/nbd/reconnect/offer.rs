@@ -11,11 +11,11 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::nbd::dialled_connection::DialledConnection;
 use crate::engine::nbd::known::current_links;
 use crate::engine::nbd::offers::Offer;
 use crate::engine::nbd::receivers;
 use crate::engine::nbd::reconnect::NbdReconnect;
-use crate::engine::nbd::server::Server;
 use crate::error::Result;
 use crate::id::NbdServer;
 use crate::nbd::{self, Adoption, Link, NewTimeouts, Reconfigure};
@@ -27,12 +27,12 @@ impl NbdReconnect {
     pub(super) fn offer(
         &mut self,
         engine: &Engine,
-        server: Server,
+        server: DialledConnection,
         deadline: Deadline,
     ) -> Result<Option<Offer>> {
         let roots = engine.roots();
         let lock = Arc::new(DeviceLock::take(roots, &self.lock_name(), deadline)?);
-        if self.decide_undecided_offer(engine, deadline)?
+        if self.keep_or_close_undecided_offer(engine, deadline)?
             || self.require_no_late_receiver(engine).is_err()
         {
             // This was no refusal.
@@ -79,7 +79,7 @@ impl NbdReconnect {
 
     /// Keeps the connection of an earlier offer if the kernel took it after the deadline of that
     /// heal; otherwise closes it. It leaves an offer alone of which the command has not returned.
-    pub(super) fn decide_earlier_offer(
+    pub(super) fn keep_or_close_earlier_offer(
         &mut self,
         engine: &Engine,
         deadline: Deadline,
@@ -87,13 +87,17 @@ impl NbdReconnect {
         if engine.nbd_offers.contains(self.index())
             && let Some(_lock) = DeviceLock::try_take(engine.roots(), &self.lock_name())?
         {
-            self.decide_undecided_offer(engine, deadline)?;
+            self.keep_or_close_undecided_offer(engine, deadline)?;
         }
         Ok(())
     }
 
     /// The same, under the lock of the connections. Returns whether the connection is kept.
-    fn decide_undecided_offer(&mut self, engine: &Engine, deadline: Deadline) -> Result<bool> {
+    fn keep_or_close_undecided_offer(
+        &mut self,
+        engine: &Engine,
+        deadline: Deadline,
+    ) -> Result<bool> {
         let Some(mut offer) = engine.nbd_offers.take(&self.device, &self.backend) else {
             return Ok(false);
         };

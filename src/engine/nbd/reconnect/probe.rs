@@ -34,7 +34,7 @@ impl NbdReconnect {
         let probe = if let Some(probe) = self.probe.take() {
             probe
         } else {
-            self.own_link_had_ended = self.link_state(engine)?.is_dead();
+            self.own_connections_had_ended = self.link_state(engine)?.is_dead();
             let begun = engine.nbd_reads.start(
                 &self.device,
                 engine.roots(),

@@ -43,7 +43,9 @@ impl NbdReconnect {
                 Ok(check) if self.unread_for(engine).is_zero() && !self.has_dead(engine) => {
                     return Ok(check.require(&self.device).err());
                 }
-                Ok(ReceiverCheck::NotAllReceive) => self.free_receivers(engine),
+                Ok(ReceiverCheck::NotAllReceive) => {
+                    self.end_connections_that_block_receivers(engine)
+                }
                 Err(error) => return Ok(Some(error)),
             }
             let failure = self.fill_slots(engine, deadline)?;
@@ -200,9 +202,9 @@ impl NbdReconnect {
             .unwrap_or(false)
     }
 
-    /// If a reply stays unread in a connection, ends the others: the receiver of that
-    /// connection may wait for one of theirs.
-    pub(super) fn free_receivers(&self, engine: &Engine) {
+    /// If a reply has stayed unread in a connection for [`UNREAD_LIMIT`], ends the connections
+    /// without an unread reply: the receiver of the former may wait for one of theirs.
+    pub(super) fn end_connections_that_block_receivers(&self, engine: &Engine) {
         if self.unread_for(engine) < UNREAD_LIMIT {
             return;
         }

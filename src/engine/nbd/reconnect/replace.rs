@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
+use crate::engine::nbd::dialled_connection::{DIAL_LIMIT, DialledConnection};
 use crate::engine::nbd::known::current_links;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::nbd::same_volume::require_same_volume;
-use crate::engine::nbd::server::{DIAL_LIMIT, Server};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::nbd::{self, Connection, Difference, KnownContent, Link, LinkState};
 
@@ -32,7 +32,11 @@ impl NbdReconnect {
 
     /// Dials once, and compares what the server serves with what the kernel was told and with
     /// what the volume held.
-    pub(super) fn dial_once(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
+    pub(super) fn dial_once(
+        &self,
+        engine: &Engine,
+        deadline: Deadline,
+    ) -> Result<DialledConnection> {
         let (connection, mut differences) = self.dial_export(deadline)?;
         let mut content = None;
         if !differences.iter().any(Difference::prevents_reattach) {
@@ -43,7 +47,7 @@ impl NbdReconnect {
             differences.extend(self.other_content(engine, &read, deadline)?);
             content = KnownContent::of(read, written);
         }
-        Ok(Server::new(connection, content, differences))
+        Ok(DialledConnection::new(connection, content, differences))
     }
 
     /// Dials once for a device that serves I/O, and compares what the server serves on the
@@ -51,7 +55,11 @@ impl NbdReconnect {
     ///
     /// # Errors
     /// Every reason not to give the connection to the device.
-    fn dial_for_serving_device(&self, engine: &Engine, deadline: Deadline) -> Result<Server> {
+    fn dial_for_serving_device(
+        &self,
+        engine: &Engine,
+        deadline: Deadline,
+    ) -> Result<DialledConnection> {
         let (connection, differences) = self.dial_export(deadline)?;
         if let Some(refusal) = refused(&connection, &differences) {
             return Err(refusal);
@@ -60,7 +68,7 @@ impl NbdReconnect {
         let first = require_same_volume(engine, &self.device, &connection, deadline)?;
         self.require_expected(&first.names)?;
         let content = Some(KnownContent { first, written });
-        Ok(Server::new(connection, content, differences))
+        Ok(DialledConnection::new(connection, content, differences))
     }
 
     fn dial_export(&self, deadline: Deadline) -> Result<(Connection, Vec<Difference>)> {

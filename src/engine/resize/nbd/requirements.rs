@@ -79,7 +79,7 @@ pub(super) fn require_renewed(outcome: HealOutcome) -> Result<()> {
         outcome => {
             let message = format!(
                 "its connections were ended so that new ones serve the new size, and could not \
-                 be replaced: {outcome:?}; heal it"
+                 be replaced: {outcome}; heal it"
             );
             Err(Error::new(ErrorKind::NotReady, message).at(Stage::Reconfigure))
         }

@@ -131,7 +131,7 @@ fn each_user_of_a_partition_is_a_user_of_the_disk() {
         let users = machine.users(Extent::All);
         assert_eq!(users.found, std::slice::from_ref(&holder));
         assert_eq!(users.not_looked_at, []);
-        let beside = machine.users(Extent::BesideClaim).found;
+        let beside = machine.users(Extent::NotExcludedByClaim).found;
         assert_eq!(beside.is_empty(), is_exclusive, "{holder}");
     }
 }
@@ -157,7 +157,7 @@ fn a_process_that_writes_to_a_disks_character_device_is_a_user_and_one_that_read
             node: "sg0".to_owned(),
         };
         let expected: Vec<Holder> = writes.then_some(holder).into_iter().collect();
-        assert_eq!(machine.users(Extent::BesideClaim).found, expected);
+        assert_eq!(machine.users(Extent::NotExcludedByClaim).found, expected);
         assert_eq!(of_diskless(&machine), expected);
     }
 }

@@ -93,7 +93,7 @@ pub(super) fn after_healing(condition: Condition, healing: HealReport) -> (Condi
         outcome if outcome.serves() => (Condition::LinkDead, Action::Healed),
         HealOutcome::Failed(error) => (Condition::LinkDead, Action::Failed(error)),
         outcome => {
-            let message = format!("nbd{} has no server: {outcome:?}", healing.index);
+            let message = format!("nbd{} is not reconnected: {outcome}", healing.index);
             let error = Error::new(ErrorKind::Unreachable, message).at(Stage::Reconfigure);
             (Condition::LinkDead, Action::Failed(error))
         }

@@ -339,7 +339,7 @@ fn a_failed_resize_is_no_failure_once_the_volume_has_grown_by_other_means() {
 
 fn disconnected(kind: ErrorKind) -> Outcome {
     let error = Error::new(kind, "no server");
-    Outcome::Disconnected(Disconnect::because(error))
+    Outcome::NotServing(NotServing::because(error))
 }
 
 #[test]

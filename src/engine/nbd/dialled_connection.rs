@@ -1,4 +1,4 @@
-//! A server to which a device may be connected again.
+//! A connection to a server, to which a device may be connected again.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -10,7 +10,7 @@ pub(in crate::engine::nbd) const DIAL_LIMIT: Duration = Duration::from_secs(10);
 
 /// A connection that was dialled, and not offered yet.
 #[derive(Debug)]
-pub(in crate::engine::nbd) struct Server {
+pub(in crate::engine::nbd) struct DialledConnection {
     pub(in crate::engine::nbd) stream: OwnedFd,
     pub(in crate::engine::nbd) content: Option<KnownContent>,
     pub(in crate::engine::nbd) tls: Option<TlsInfo>,
@@ -18,7 +18,7 @@ pub(in crate::engine::nbd) struct Server {
     pub(in crate::engine::nbd) differences: Vec<Difference>,
 }
 
-impl Server {
+impl DialledConnection {
     pub(in crate::engine::nbd) fn new(
         connection: Connection,
         content: Option<KnownContent>,
@@ -33,7 +33,7 @@ impl Server {
     }
 
     /// Whether its differences forbid connecting the device to it.
-    pub(in crate::engine::nbd) fn differs(&self) -> bool {
+    pub(in crate::engine::nbd) fn prevents_reattach(&self) -> bool {
         self.differences.iter().any(Difference::prevents_reattach)
     }
 }

@@ -56,7 +56,7 @@ impl DetachRun<'_> {
             let there = path.identity_now.answering_unit();
             match self.unit.compare(there) {
                 Comparison::Same(Strength::Strong) => continue,
-                Comparison::Unknown if !self.unit.differs_beside_its_names(there) => continue,
+                Comparison::Unknown if !self.unit.differs_in_text_and_serial(there) => continue,
                 _ => {}
             }
             let (map, disk, hctl) = (map.name(), disk.name(), device.hctl());
