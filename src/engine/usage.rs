@@ -5,15 +5,17 @@
 //! is mounted, stacked on or swapped on. It does not exclude users with a plain open, so
 //! those are searched for: processes (by the descriptors of each of their threads, including
 //! those of the disk's `/dev/sg*` and `/dev/bsg/*`, by their writable mappings and by the
-//! fixed files of an `io_uring`), and loop devices and targets of the kernel, whose opens are
-//! in no process.
+//! fixed files of an `io_uring`), and loop devices, targets and other parts of the kernel, whose
+//! opens are in no process.
 //!
-//! The search does not see five things: a descriptor that is on its way through a socket, a
+//! The search does not see seven things: a descriptor that is on its way through a socket, a
 //! plain open between the search and the delete, a mapping that becomes writable after the
 //! search, a descriptor that a process moves to another number or gives to a new thread at the
 //! moment when the search looks at that process, and, up to Linux 6.13, a fixed file that was
-//! opened by a node whose name is not the device's and that is not in the process's `/dev`. For
-//! a map the kernel counts all opens, and refuses the removal.
+//! opened by a node whose name is not the device's and that is not in the process's `/dev`. Nor
+//! does it see a disk of pNFS's block layout (`fs/nfs/blocklayout/dev.c`), which the kernel does
+//! not show, or a device without a disk that LIO exports (`pscsi_create_type_nondisk`). For a map
+//! the kernel counts all opens, and refuses the removal.
 //!
 //! The guide's page on SCSI has a table of each user against each way to take a device
 //! away. The VM test `usage_matrix_scsi_and_nbd` runs each cell and compares the table.

@@ -38,6 +38,12 @@ pub enum Holder {
         /// The volume's name in the target's configuration: `iblock_0/volume`.
         volume: String,
     },
+    /// Another part of the kernel has it open: Xen's block backend, the server of the RDMA
+    /// network block device, or the heartbeat of OCFS2.
+    Kernel {
+        /// That part and its name for this use: `o2hb CLUSTER/REGION`.
+        user: String,
+    },
     /// A process has it open.
     Open {
         /// The process.
@@ -91,6 +97,7 @@ impl fmt::Display for Holder {
             Self::Swap { device } => write!(f, "swapped on ({device})"),
             Self::Loop { device } => write!(f, "the backing file of {device}"),
             Self::Export { volume } => write!(f, "exported by the kernel's target as {volume}"),
+            Self::Kernel { user } => write!(f, "open in the kernel ({user})"),
             Self::Open {
                 pid,
                 command,

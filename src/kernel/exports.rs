@@ -1,5 +1,7 @@
-//! Block devices that the kernel's targets (LIO and the `NVMe` target) export, as
-//! configfs shows them.
+//! Block devices that parts of the kernel use and that no process has open: the volumes of its
+//! targets (LIO and the `NVMe` target), as configfs shows them, and those of [`without_claim`].
+
+mod without_claim;
 
 use std::path::{Path, PathBuf};
 
@@ -14,13 +16,15 @@ use crate::id::DevNo;
 pub(crate) struct Exports {
     /// The volumes that are on one of the devices, by name (`iblock_0/volume`).
     pub(crate) found: Vec<(String, DevNo)>,
+    /// The [other uses](without_claim) of the devices, by name (`o2hb CLUSTER/REGION`).
+    pub(crate) without_claim: Vec<(String, DevNo)>,
     /// Drivers that are loaded and whose configuration cannot be seen.
     pub(crate) unknown: Vec<&'static str>,
     /// Names of volumes whose device cannot be determined.
     pub(crate) unknown_volumes: Vec<String>,
 }
 
-/// The volumes of targets that are on one of `devices`. It passes over a volume whose
+/// The volumes of targets, and the other uses by the kernel, that are on one of `devices`. It passes over a volume whose
 /// path is on a file server. A volume is unknown if its path leads through a server that
 /// does not answer.
 ///
@@ -74,6 +78,14 @@ pub(crate) fn read_exports(
                 Device::Unknown => exports.unknown_volumes.push(volume),
             }
         }
+    }
+    exports.without_claim = without_claim::read(roots)?;
+    exports
+        .without_claim
+        .retain(|(_, device)| devices.contains(device));
+    let is_loaded = roots.sysfs.join("module/ocfs2_nodemanager").exists();
+    if is_loaded && !configfs.join("cluster").exists() {
+        exports.unknown.push("ocfs2_nodemanager");
     }
     Ok(exports)
 }

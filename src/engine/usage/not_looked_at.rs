@@ -38,7 +38,8 @@ pub enum NotLookedAt {
         /// The path.
         path: PathBuf,
     },
-    /// The target's driver is loaded, and configfs is not mounted here.
+    /// The driver of a target or of OCFS2's heartbeat is loaded, and configfs is not mounted
+    /// here.
     Target {
         /// The driver's module.
         module: Cow<'static, str>,
@@ -79,7 +80,7 @@ impl fmt::Display for NotLookedAt {
             ),
             Self::Target { module } => write!(
                 f,
-                "volumes of the kernel's target {module} (configfs is not mounted here)"
+                "what the kernel's {module} uses (configfs is not mounted here)"
             ),
             Self::TargetVolume { volume } => write!(
                 f,

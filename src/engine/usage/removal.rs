@@ -183,7 +183,13 @@ mod tests {
         };
         let device = "loop0".to_owned();
         let volume = "iblock_0/a".to_owned();
-        let always = [mount, Holder::Loop { device }, Holder::Export { volume }];
+        let user = "o2hb c/R1".to_owned();
+        let always = [
+            mount,
+            Holder::Loop { device },
+            Holder::Export { volume },
+            Holder::Kernel { user },
+        ];
         for user in always.into_iter().chain([open(7, "qemu", true)]) {
             for removal in [Removal::FlushedDisk, MAP, Removal::UnflushedDisk] {
                 assert_eq!(usage_of(&user, removal), Usage::Busy(vec![user.clone()]));

@@ -251,6 +251,9 @@ impl UserSearch {
         for (volume, device) in exports.found {
             self.add(device, &Holder::Export { volume });
         }
+        for (user, device) in exports.without_claim {
+            self.add(device, &Holder::Kernel { user });
+        }
         let unseen = exports.unknown.into_iter();
         let unseen = unseen.map(|module| NotLookedAt::Target {
             module: module.into(),

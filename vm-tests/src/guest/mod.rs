@@ -12,6 +12,7 @@ pub mod exports;
 pub mod fault_table;
 pub mod faults;
 pub mod fcoe;
+pub mod heartbeat;
 pub mod hidden_writers;
 pub mod inject;
 pub mod iscsi_proxy;

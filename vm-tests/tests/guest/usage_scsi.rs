@@ -15,6 +15,7 @@ use nix::mount::{MsFlags, mount, umount};
 use vm_tests::guest::agent::{attach, detach, engine, soon, unit};
 use vm_tests::guest::direct::stored;
 use vm_tests::guest::disk_users::LoopDevice;
+use vm_tests::guest::heartbeat::Heartbeat;
 use vm_tests::guest::stuck_fuse::StuckFuse;
 use vm_tests::guest::unwritten::LazyWriteback;
 use vm_tests::guest::{ScsiDebug, partitioned, udevd};
@@ -299,4 +300,22 @@ fn a_path_on_a_file_server_that_hangs_holds_up_no_detach_past_its_deadline() {
     assert_eq!(failure.kind(), ErrorKind::TimedOut, "{failure}");
     assert_eq!(failure.stage(), Some(Stage::Resolve), "{failure}");
     assert!(failure.to_string().contains("/tmp/stuck"), "{failure}");
+}
+
+#[test]
+fn a_disk_in_which_ocfs2_writes_its_heartbeat_is_refused_by_the_name_of_the_region() {
+    let target = ScsiDebug::options().luns(2).size_mib(16).load();
+    let engine = engine();
+    let node = attach(&engine, &target, 1).node;
+    let heartbeat = Heartbeat::on(&node);
+    let failure = detach(&engine, &target, 1).unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InUse);
+    let text = failure.to_string();
+    assert!(
+        text.contains("open in the kernel (o2hb lunbd/REGION)"),
+        "{text}"
+    );
+    assert!(node.exists());
+    drop(heartbeat);
+    assert!(detach(&engine, &target, 1).unwrap().safe_to_unmap);
 }

@@ -138,6 +138,7 @@ impl NbdReconnect {
                         | Holder::Registered { .. }
                         | Holder::Loop { .. }
                         | Holder::Export { .. }
+                        | Holder::Kernel { .. }
                 )
         };
         if users.found.iter().any(may_write) {

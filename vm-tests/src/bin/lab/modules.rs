@@ -63,6 +63,7 @@ const WANTED: &[&str] = &[
     "fuse",
     "isofs",
     "md_mod",
+    "ocfs2_nodemanager",
     "overlay",
     "raid1",
     "ublk_drv",
