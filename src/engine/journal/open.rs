@@ -94,9 +94,12 @@ pub(super) fn is_set_aside(name: &str) -> bool {
 /// Reads the journal and changes nothing. **Blocks** as [`open`] does.
 pub(super) fn read_view(directory: &Path) -> Result<JournalView> {
     let mut view = JournalView::default();
-    if !directory.exists() {
-        return Ok(view);
-    }
+    match fs::metadata(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(view),
+        found => found.map_err(|error| {
+            Error::io("cannot look for the journal's directory", directory, &error)
+        })?,
+    };
     let names = names(directory)?;
     refuse_foreign_directory(directory, &names)?;
     for name in names {

@@ -31,17 +31,21 @@ impl Directory {
 
     /// Opens or reads the journal as a user who owns nothing in it.
     fn as_another(&self, problems: fn(&Path) -> Vec<Problem>) -> Vec<Problem> {
-        let read = || {
-            // Only this thread becomes another user.
-            setfsuid(Uid::from_raw(65_534));
-            problems(self.root.path())
-        };
-        std::thread::scope(|scope| scope.spawn(read).join().unwrap())
+        as_another_user(|| problems(self.root.path()))
     }
 
     fn open_as_another(&self) -> Vec<Problem> {
         self.as_another(|directory| open(directory).unwrap().problems)
     }
+}
+
+fn as_another_user<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    let act = || {
+        // Only this thread becomes another user.
+        setfsuid(Uid::from_raw(65_534));
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(act).join().unwrap())
 }
 
 fn set_mode(path: &Path, mode: u32) {
@@ -86,6 +90,17 @@ fn a_view_by_a_user_who_may_only_list_the_directory_names_each_record_as_a_probl
         panic!("{problems:?}");
     };
     assert_eq!(problem.file, directory.record);
+}
+
+#[test]
+fn a_user_who_may_not_look_for_the_directory_is_not_shown_an_empty_journal() {
+    let root = tempfile::tempdir().unwrap();
+    let journal = root.path().join("journal");
+    fs::create_dir(&journal).unwrap();
+    set_mode(root.path(), 0o700);
+    let error = as_another_user(|| read_view(&journal).unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::NotPermitted, "{error}");
+    assert_eq!(error.path(), Some(&*journal));
 }
 
 #[test]
