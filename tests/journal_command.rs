@@ -198,13 +198,10 @@ fn a_target_that_the_journal_has_is_detached_by_it_and_a_second_detach_answers_a
         assert_eq!(&again["detached_at"], at);
     }
     // The command reports again what the first detach has proven.
-    let path = place.file("pvc-1.json");
-    let record = Record::parse(&fs::read(&path).unwrap()).unwrap();
-    let mut record = serde_json::to_value(&record).unwrap();
     for safe in [false, true] {
-        record["detached"]["safe_to_unmap"] = json!(safe);
-        let record: Record = serde_json::from_value(record.clone()).unwrap();
-        fs::write(&path, record.to_bytes().unwrap()).unwrap();
+        change(&place, "pvc-1.json", |record| {
+            record["detached"]["safe_to_unmap"] = json!(safe);
+        });
         assert_eq!(place.json(&by_volume)["safe_to_unmap"], safe);
     }
     let words = String::from_utf8(place.lunbd(&by_volume).stdout).unwrap();
@@ -227,4 +224,52 @@ fn a_target_of_a_journal_that_another_process_has_is_left_to_that_process() {
         place.json(&["journal", "show"])["records"][0]["volume"],
         "pvc-1"
     );
+}
+
+/// Rewrites the record of a volume.
+fn change(place: &Place, name: &str, change: impl FnOnce(&mut Value)) {
+    let record = Record::parse(&fs::read(place.file(name)).unwrap()).unwrap();
+    let mut record = serde_json::to_value(&record).unwrap();
+    change(&mut record);
+    let record: Record = serde_json::from_value(record).unwrap();
+    fs::write(place.file(name), record.to_bytes().unwrap()).unwrap();
+}
+
+#[test]
+fn of_two_detached_volumes_of_a_source_the_one_that_was_detached_last_answers() {
+    let place = Place::new();
+    fs::write(place.file("pvc-2.json"), record("pvc-2")).unwrap();
+    // The clock was set back between the two detaches.
+    for (name, safe, at, sequence) in [
+        ("pvc-1.json", true, "2026-11-21T04:00:00Z", 1),
+        ("pvc-2.json", false, "2026-11-21T03:00:00Z", 2),
+    ] {
+        change(&place, name, |record| {
+            record["detached"] = json!({ "safe_to_unmap": safe, "at": at, "sequence": sequence });
+        });
+    }
+    let again = place.json(&["detach", "scsi:4294967295:0:0:1"]);
+    assert_eq!(again["volume"], "pvc-2");
+    assert_eq!(again["safe_to_unmap"], false);
+}
+
+#[test]
+fn a_target_is_not_detached_while_a_file_of_the_journal_may_be_its_record() {
+    let detach = ["detach", "scsi:4294967295:0:0:9"];
+    for (bytes, refused) in [
+        ("lunbd-journal 9 crc32:0\n{}", (8, "not_supported")),
+        ("lunbd-journal 2 sha2", (1, "not_ready")),
+        ("{}", (1, "not_ready")),
+    ] {
+        let place = Place::new();
+        let file = place.file("pvc-2.json");
+        fs::write(&file, bytes).unwrap();
+        let (code, kind) = refused;
+        assert_eq!(place.error(&detach), (Some(code), json!(kind)), "{bytes}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), bytes);
+    }
+    // A file that was set aside is no longer a record.
+    let place = Place::new();
+    fs::write(place.file(ASIDE), "torn").unwrap();
+    assert_eq!(place.json(&detach)["changed"], false);
 }

@@ -152,6 +152,11 @@ impl Detached {
             sequence: 0,
         }
     }
+
+    /// Of two detaches, the later one is greater.
+    pub(in crate::engine) fn order(&self) -> (u64, &str) {
+        (self.sequence, &self.at)
+    }
 }
 
 impl Intent {

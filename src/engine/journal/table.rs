@@ -61,8 +61,7 @@ impl Table {
         let idle = self.detached.values();
         let idle = idle.filter(|record| !self.in_flight.contains_key(&record.volume));
         let mut by_age: Vec<&Record> = idle.collect();
-        let age = |detached: &Detached| (detached.sequence, detached.at.clone());
-        by_age.sort_by_cached_key(|record| record.detached.as_ref().map(age));
+        by_age.sort_by_key(|record| record.detached.as_ref().map(Detached::order));
         let oldest = by_age.into_iter().take(too_many);
         oldest.map(|record| record.volume.clone()).collect()
     }

@@ -6,7 +6,7 @@ use crate::deadline::Deadline;
 use crate::engine::detach::receipt::Receipt;
 use crate::engine::detach::resolve::{Resolved, ResolvedUnit, resolve_target};
 use crate::engine::detach::{DetachTarget, Detachment, Place};
-use crate::engine::journal::{JournalView, Record};
+use crate::engine::journal::{Detached, JournalView, Record};
 use crate::engine::unit::devices_named;
 use crate::engine::volume::recover::status::survey_records;
 use crate::engine::volume::recover::{Condition, VolumeStatus};
@@ -23,7 +23,9 @@ impl Engine {
     ///
     /// # Errors
     /// `NotFound` if the target is a path that leads nowhere; `TimedOut` if a file system on
-    /// that path does not answer; `Io` where sysfs cannot be read.
+    /// that path does not answer; `Io` where sysfs cannot be read. If no record is the
+    /// target's, and a file of the journal may be its record and cannot be read: `NotSupported`
+    /// if a later version wrote the file, else `NotReady`.
     pub fn volume_of(
         &self,
         journal: &JournalView,
@@ -40,6 +42,9 @@ impl Engine {
                 by_source = Some(there.volume);
             }
         }
+        if by_source.is_none() {
+            journal.require_read()?;
+        }
         Ok(by_source)
     }
 
@@ -54,11 +59,11 @@ impl Engine {
         request: &DetachRequest,
         deadline: Deadline,
     ) -> Result<Option<Detachment>> {
+        journal.require_read()?;
         let found = resolve_target(self, &request.target, request.backend.clone(), deadline)?;
         let named = |record: &&Record| is_named(&request.target, &found, record);
-        let mut records: Vec<&Record> = journal.detached.iter().filter(named).collect();
-        records.sort_by_key(|record| record.detached.as_ref().map(|detached| &detached.at));
-        let last = records.last();
+        let records = journal.detached.iter().filter(named);
+        let last = records.max_by_key(|record| record.detached.as_ref().map(Detached::order));
         last.map(|record| detached_before(self, record)).transpose()
     }
 }
