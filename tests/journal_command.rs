@@ -212,6 +212,19 @@ fn a_target_that_the_journal_has_is_detached_by_it_and_a_second_detach_answers_a
 }
 
 #[test]
+fn a_source_with_one_portal_of_a_volume_is_that_volume() {
+    let place = Place::new();
+    let source = |portals: &str| format!("iscsi://{portals}/iqn.2003-01.org.lunbd:array/1");
+    change(&place, "pvc-1.json", |record| {
+        record["spec"]["sources"] = json!([source("192.0.2.1,192.0.2.2")]);
+    });
+    let detached = |portals: &str| place.json(&["detach", &source(portals)])["volume"].clone();
+    assert_eq!(detached("192.0.2.3"), Value::Null);
+    assert_eq!(detached("192.0.2.3,192.0.2.2"), "pvc-1");
+    assert_eq!(place.json(&["journal", "show"])["records"], json!([]));
+}
+
+#[test]
 fn a_target_of_a_journal_that_another_process_has_is_left_to_that_process() {
     let place = Place::new();
     let lock = fs::File::open(place.file("journal.lock")).unwrap();

@@ -36,6 +36,22 @@ impl FcUri {
     pub fn lun(&self) -> Lun {
         self.lun
     }
+
+    /// Whether a port leads to one unit in both.
+    pub(super) fn shares_a_path(&self, other: &Self) -> bool {
+        let is_shared = |port| other.ports.contains(port);
+        self.lun == other.lun && self.ports.iter().any(is_shared)
+    }
+
+    /// The unit behind each port alone.
+    #[cfg(feature = "journal")]
+    pub(super) fn paths(&self) -> impl Iterator<Item = Self> {
+        let behind = |port: &Wwpn| Self {
+            ports: vec![*port],
+            lun: self.lun,
+        };
+        self.ports.iter().map(behind)
+    }
 }
 
 impl fmt::Display for FcUri {

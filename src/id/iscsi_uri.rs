@@ -47,6 +47,23 @@ impl IscsiUri {
     pub fn lun(&self) -> Lun {
         self.lun
     }
+
+    /// Whether a portal leads to one unit in both.
+    pub(super) fn shares_a_path(&self, other: &Self) -> bool {
+        let is_shared = |portal| other.portals.contains(portal);
+        (self.lun, &self.target) == (other.lun, &other.target) && self.portals.iter().any(is_shared)
+    }
+
+    /// The unit through each portal alone.
+    #[cfg(feature = "journal")]
+    pub(super) fn paths(&self) -> impl Iterator<Item = Self> {
+        let through = |portal: &Portal| Self {
+            portals: vec![portal.clone()],
+            target: self.target.clone(),
+            lun: self.lun,
+        };
+        self.portals.iter().map(through)
+    }
 }
 
 impl fmt::Display for IscsiUri {

@@ -1,5 +1,7 @@
 //! The source of an attach: one type and one parser for every kind.
 
+#[cfg(feature = "journal")]
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -22,6 +24,30 @@ pub enum Source {
     /// `fc://WWPN[,WWPN...]/LUN`: one logical unit behind Fibre Channel target
     /// ports.
     Fc(FcUri),
+}
+
+impl Source {
+    /// Whether a portal or port of this source leads to the same LUN as in the other one. The
+    /// order of the portals or ports does not count.
+    #[must_use]
+    pub fn shares_a_path(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Iscsi(one), Self::Iscsi(other)) => one.shares_a_path(other),
+            (Self::Fc(one), Self::Fc(other)) => one.shares_a_path(other),
+            _ => self == other,
+        }
+    }
+
+    /// The source with each of its portals or ports alone. Two sources share a path if one of
+    /// these is in both.
+    #[cfg(feature = "journal")]
+    pub(crate) fn paths(&self) -> Vec<Cow<'_, Self>> {
+        match self {
+            Self::Iscsi(uri) => uri.paths().map(|uri| Cow::Owned(uri.into())).collect(),
+            Self::Fc(uri) => uri.paths().map(|uri| Cow::Owned(uri.into())).collect(),
+            Self::Scsi(_) | Self::Nbd(_) => vec![Cow::Borrowed(self)],
+        }
+    }
 }
 
 impl fmt::Display for Source {
@@ -78,5 +104,39 @@ impl From<IscsiUri> for Source {
 impl From<FcUri> for Source {
     fn from(uri: FcUri) -> Self {
         Self::Fc(uri)
+    }
+}
+
+#[cfg(all(test, feature = "journal"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sources_share_a_path_if_one_portal_or_port_leads_both_to_one_lun() {
+        let sources = [
+            "scsi:2:0:0:1",
+            "nbd://h/x",
+            "iscsi://10.0.0.1/iqn.2003-01.org.x:a/1",
+            "iscsi://10.0.0.2,10.0.0.1:3260/IQN.2003-01.org.x:A/1",
+            "iscsi://10.0.0.2/iqn.2003-01.org.x:a/1",
+            "iscsi://10.0.0.2/iqn.2003-01.org.x:a/2",
+            "iscsi://10.0.0.2/iqn.2003-01.org.x:b/1",
+            "fc://0x1000000000000001/1",
+            "fc://0x1000000000000002,0x1000000000000001/1",
+            "fc://0x1000000000000001/2",
+        ];
+        let sources: Vec<Source> = sources.iter().map(|text| text.parse().unwrap()).collect();
+        let mut pairs = Vec::new();
+        for (at, one) in sources.iter().enumerate() {
+            for (place, other) in sources.iter().enumerate() {
+                let is_shared = one.shares_a_path(other);
+                let in_both = one.paths().iter().any(|path| other.paths().contains(path));
+                assert_eq!(is_shared, in_both, "{one} and {other}");
+                if is_shared && at < place {
+                    pairs.push((at, place));
+                }
+            }
+        }
+        assert_eq!(pairs, [(2, 3), (3, 4), (7, 8)]);
     }
 }

@@ -15,7 +15,7 @@ use crate::id::{Source, VolumeId};
 use crate::iscsi::{CredentialsSource, SessionName};
 
 /// The wanted volumes, each with its attach options. No two of them may claim the same
-/// source, backend id or unit.
+/// path of a source (a LUN through one portal or port), backend id or unit.
 ///
 /// The set can also be read from a file with `serde` (TOML, JSON or any other format):
 ///
@@ -93,8 +93,9 @@ impl Desired {
     /// Adds a volume that is wanted attached as `request` says.
     ///
     /// For an attached volume, a change takes effect at once where possible: further sources,
-    /// the expected unit, `min_paths` and `multipath` by a repeated attach. These changes need a
-    /// detach first: another source (with none in common), backend id, `read_only`, `connections`,
+    /// portals and ports, the expected unit, `min_paths` and `multipath` by a repeated attach. The
+    /// device of a path that is no longer wanted stays until the detach. These changes need a
+    /// detach first: other sources (with no path in common), backend id, `read_only`, `connections`,
     /// `block_size`, index or initiator, and an expected name that the attached unit does not have.
     /// The timeouts of NBD take effect at the next attach or heal. The digests and secrets of iSCSI
     /// take effect at the next login. The timeouts, settings, interface and source address of iSCSI
@@ -130,7 +131,7 @@ impl Desired {
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         for claim in Resource::of(&spec) {
-            if let Some(theirs) = self.claims.get(&claim.key()) {
+            if let Some(theirs) = self.claims.get(&claim.clone().key()) {
                 let message = format!(
                     "{claim} belongs to volume {theirs}, and volume {volume} also wants it"
                 );

@@ -86,6 +86,7 @@ macro_rules! behaviours {
                 an_attach_of_a_volume_that_fails_leaves_no_record,
                 a_second_detach_of_a_volume_answers_as_the_first_did_until_something_stands_there,
                 the_volume_of_a_source_a_node_or_a_name_is_found_in_a_journal,
+                a_path_that_is_named_before_the_others_does_not_replace_the_device_of_a_volume,
                 a_detach_of_a_volume_that_is_in_use_is_refused_and_the_volume_stays_complete,
             }
             recovery {

@@ -150,6 +150,36 @@ pub(crate) fn the_volume_of_a_source_a_node_or_a_name_is_found_in_a_journal<M: M
     detach(&engine, &unit(host, 2)).unwrap();
 }
 
+pub(crate) fn a_path_that_is_named_before_the_others_does_not_replace_the_device_of_a_volume<
+    M: Machine,
+>() {
+    let machine = M::with_two_paths();
+    let engine = machine.engine();
+    let [first, second] = [0, 1].map(|host| unit(machine.hosts()[host], 1));
+    let journal = open(&*machine, &engine);
+    let volume = id("pvc-1");
+    let attached = engine
+        .attach_volume(&journal, &volume, &request(&first), soon())
+        .unwrap();
+    machine.settle();
+    let both = AttachRequest::new(second.clone()).path(first);
+    let again = engine
+        .attach_volume(&journal, &volume, &both, soon())
+        .unwrap();
+    assert_eq!((again.paths().len(), again.changed), (2, true), "{again:?}");
+    assert_eq!(
+        (&again.node, again.diskseq),
+        (&attached.node, attached.diskseq)
+    );
+    // Without a volume the first of equal paths is returned.
+    assert_ne!(attach(&engine, &second).node, attached.node);
+    machine.settle();
+    engine
+        .detach_volume(&journal, &volume, &DetachVolume::default(), soon())
+        .unwrap();
+    assert_eq!(devices(&*machine, &engine), NONE);
+}
+
 pub(crate) fn a_volume_whose_unit_is_another_volumes_is_refused_and_taken_down_again<M: Machine>() {
     let machine = M::with(2, 4);
     let (engine, hosts) = (machine.engine(), machine.hosts());

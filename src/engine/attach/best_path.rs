@@ -8,6 +8,7 @@ use crate::engine::attach::path_set::PathSet;
 use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::call::CallContext;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::{DevNo, DiskSeq};
 use crate::scsi::{self, AccessState};
 
 /// Reads the ALUA access state of each path. Where no path serves I/O, waits for the
@@ -55,7 +56,7 @@ pub(super) fn require_a_path_that_serves_io(
             _ => return Ok(()),
         }
     }
-    let best = unit.best()?;
+    let best = unit.best(None)?;
     let (disk, roots) = (best.disk.clone(), engine.roots().clone());
     let what = format!("a read of {}", disk.name());
     let seen = || best.device.describe();
@@ -82,14 +83,23 @@ impl ProbedPath {
 }
 
 impl PathSet {
-    /// The path that serves I/O best; the first one among paths in the same ALUA access
-    /// state. A path that reports no state counts as active/non-optimized.
-    pub(in crate::engine) fn best(&self) -> Result<&ProbedPath> {
-        let state =
-            |path: &&ProbedPath| path.access_state.unwrap_or(AccessState::ActiveNonOptimized);
+    /// The path that serves I/O best. Of paths in the same ALUA access state it is the one with
+    /// the `last_device` of the volume, which may be in use, or else the first. A path that
+    /// reports no state counts as active/non-optimized.
+    pub(in crate::engine) fn best(
+        &self,
+        last_device: Option<(DevNo, Option<DiskSeq>)>,
+    ) -> Result<&ProbedPath> {
+        let rank = |path: &&ProbedPath| {
+            let state = path.access_state.unwrap_or(AccessState::ActiveNonOptimized);
+            (
+                state,
+                last_device != Some((path.disk.devno(), path.diskseq)),
+            )
+        };
         self.paths
             .iter()
-            .min_by_key(state)
+            .min_by_key(rank)
             .map_or_else(|| self.first(), Ok)
     }
 }

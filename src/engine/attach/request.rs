@@ -7,7 +7,7 @@ use crate::engine::attach::nbd_options::NbdOptions;
 use crate::engine::timing::StageObserver;
 use crate::engine::unit::place::PathPlace;
 use crate::error::Result;
-use crate::id::{ContentName, Source, Wwid};
+use crate::id::{ContentName, DevNo, DiskSeq, Source, Wwid};
 use crate::iscsi::SessionOptions;
 use crate::scsi::Identity;
 
@@ -27,6 +27,8 @@ pub struct AttachRequest {
     pub(in crate::engine) may_resume: bool,
     /// The journal had the volume, from this source, before this attach.
     pub(in crate::engine) is_recorded: bool,
+    /// The device that the last attach of the volume returned, as the journal recorded it.
+    pub(in crate::engine) last_device: Option<(DevNo, Option<DiskSeq>)>,
     /// The content that the journal recorded for the volume; `None` where that is not known.
     pub(in crate::engine) known_content: Option<Vec<ContentName>>,
     pub(super) observer: Option<StageObserver>,
@@ -46,6 +48,7 @@ impl AttachRequest {
             claim: None,
             may_resume: false,
             is_recorded: false,
+            last_device: None,
             known_content: None,
             observer: None,
         }
@@ -148,12 +151,13 @@ pub enum Multipath {
     /// multipathd answers that it makes no map.
     Require,
     /// Uses the map if multipathd makes one of these paths, otherwise the path with the best ALUA
-    /// access state. Of equal paths it uses the first. If several paths were named,
+    /// access state. Of equal paths it uses the first; for a volume of a journal, the one whose
+    /// device the volume has already. If several paths were named,
     /// [`Unit::Scsi`](crate::engine::Unit::Scsi) says why there is no map. A single path is mapped
     /// only where multipathd maps it by itself.
     #[default]
     Prefer,
     /// Asks no multipathd and uses the path with the best ALUA access state. Of equal paths it
-    /// uses the first.
+    /// uses the same one as [`Prefer`](Self::Prefer).
     Off,
 }

@@ -166,7 +166,7 @@ fn attachment(
     settled_paths: (Settled, Vec<String>),
 ) -> Result<Attachment> {
     let roots = engine.roots();
-    let best = unit.best()?;
+    let best = unit.best(request.last_device)?;
     let (disk, diskseq, (settled, links)) = match &map {
         Some((map, proof)) => {
             let disk = map.disk().clone();

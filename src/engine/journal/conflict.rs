@@ -113,8 +113,7 @@ pub(crate) fn must_be_detached_first(
     wanted: &VolumeSpec,
 ) -> Option<SpecConflict> {
     let is = attached.spec;
-    let shared = |source| is.sources.contains(source);
-    if !wanted.sources.iter().any(shared) {
+    if wanted.source_on_a_path_of(is).is_none() {
         let (from, to) = (describe_sources(is), describe_sources(wanted));
         let why = format!("it is attached from {from} and wanted from {to}");
         return Some(SpecConflict::in_use(why));
@@ -205,11 +204,7 @@ pub(super) fn refuse_shared_claim(
             format!("{what} belongs to volume {theirs}, and volume {volume} also wants it");
         Err(refusal(ErrorKind::InUse, message))
     };
-    if let Some(source) = wanted
-        .sources
-        .iter()
-        .find(|s| other.spec.sources.contains(s))
-    {
+    if let Some(source) = wanted.source_on_a_path_of(other.spec) {
         return what(format!("source {source}"));
     }
     if let (Some(nbd), Some(their_nbd)) = (&wanted.nbd, &other.spec.nbd)

@@ -86,6 +86,17 @@ pub struct NbdSpec {
 }
 
 impl VolumeSpec {
+    /// The first of its sources that shares a path with one of the other's.
+    pub(super) fn source_on_a_path_of(&self, other: &Self) -> Option<&Source> {
+        let is_shared = |source: &&Source| other.has_a_path_of(source);
+        self.sources.iter().find(is_shared)
+    }
+
+    /// Whether one of its sources shares a path with this one.
+    pub(in crate::engine) fn has_a_path_of(&self, source: &Source) -> bool {
+        self.sources.iter().any(|own| own.shares_a_path(source))
+    }
+
     /// What `request` asks for, without the CHAP secrets that the request itself may hold.
     #[must_use]
     pub fn of(request: &AttachRequest) -> Self {

@@ -39,6 +39,7 @@ pub(super) fn attach_guarded(
     request.may_resume = may_resume;
     request.is_recorded = before.is_some();
     let read_last = intent.outcome.as_ref();
+    request.last_device = read_last.map(|outcome| (outcome.devno, outcome.diskseq));
     request.known_content = read_last.and_then(|outcome| outcome.content.clone());
     match engine.attach(&request, deadline) {
         Ok(attachment) => {

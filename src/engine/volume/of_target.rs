@@ -12,7 +12,7 @@ use crate::engine::volume::recover::status::survey_records;
 use crate::engine::volume::recover::{Condition, VolumeStatus};
 use crate::engine::{DetachRequest, Engine};
 use crate::error::Result;
-use crate::id::{Hctl, Source, VolumeId};
+use crate::id::{Hctl, VolumeId};
 use crate::scsi::ScsiDevice;
 
 impl Engine {
@@ -145,10 +145,7 @@ fn is_named(target: &DetachTarget, found: &Resolved, record: &Record) -> bool {
             let own = record.spec.nbd.as_ref().map(|nbd| &nbd.backend);
             own == Some(id)
         }
-        (DetachTarget::Source(source), _) => {
-            let is_it = |own: &Source| own == source;
-            record.spec.sources.iter().any(is_it)
-        }
+        (DetachTarget::Source(source), _) => record.spec.has_a_path_of(source),
         (DetachTarget::Unit(name), _) => name.is_unique() && record.names().contains(name),
         (DetachTarget::Device(_), _) => false,
     }

@@ -226,6 +226,26 @@ fn two_volumes_that_claim_one_resource_are_refused_with_both_names() {
             ],
             "source iscsi://10.0.0.1:3260/iqn.2003-01.org.lunbd:array/1",
         ),
+        (
+            [
+                nbd(
+                    "one",
+                    "iscsi://10.0.0.2,10.0.0.1/iqn.2003-01.org.lunbd:array/1",
+                ),
+                nbd(
+                    "two",
+                    "iscsi://10.0.0.1,10.0.0.3/iqn.2003-01.org.lunbd:array/1",
+                ),
+            ],
+            "source iscsi://10.0.0.1:3260/iqn.2003-01.org.lunbd:array/1",
+        ),
+        (
+            [
+                nbd("one", "fc://0x1000000000000001,0x1000000000000002/1"),
+                nbd("two", "fc://0x1000000000000002/1"),
+            ],
+            "source fc://0x1000000000000002/1",
+        ),
     ];
     for (volumes, what) in cases {
         let error = read(&json!({ "volume": volumes })).unwrap_err();

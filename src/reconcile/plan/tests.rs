@@ -268,6 +268,60 @@ fn a_portal_without_its_session_is_attached_again_and_another_initiator_is_anoth
     );
 }
 
+/// The plan for a volume that is wanted from one source and attached from another.
+fn plan_from(wanted: &str, attached: &str) -> String {
+    let request = |source: &str| AttachRequest::new(source.parse::<Source>().unwrap());
+    let mut desired = Desired::default();
+    desired.insert(id(1), &request(wanted)).unwrap();
+    let spec = VolumeSpec::of(&request(attached));
+    let there = VolumeStatus::new(id(1), spec, Condition::Complete);
+    plan(&desired, &Actual::from_iter([there])).to_string()
+}
+
+#[test]
+fn a_volume_keeps_its_device_while_one_portal_or_port_is_wanted_as_before() {
+    let iscsi = |portals: &str| format!("iscsi://{portals}/iqn.2003-01.org.lunbd:array/1");
+    let fc = |ports: &str| format!("fc://{ports}/1");
+    let (one, two, three) = (
+        "0x1000000000000001",
+        "0x1000000000000002",
+        "0x1000000000000003",
+    );
+    for (wanted, attached) in [
+        (iscsi("10.0.0.1,10.0.0.2"), iscsi("10.0.0.1")),
+        (iscsi("10.0.0.2"), iscsi("10.0.0.1,10.0.0.2")),
+        (iscsi("10.0.0.2,10.0.0.1"), iscsi("10.0.0.1,10.0.0.2")),
+        (iscsi("10.0.0.2,10.0.0.3"), iscsi("10.0.0.1,10.0.0.2")),
+        (fc(&format!("{two},{one}")), fc(one)),
+        (fc(&format!("{two},{three}")), fc(&format!("{one},{two}"))),
+    ] {
+        assert_eq!(
+            plan_from(&wanted, &attached),
+            "attach pvc-1: its wanted settings differ from the attached ones\n",
+            "{attached} to {wanted}"
+        );
+    }
+    for (wanted, attached) in [
+        (iscsi("10.0.0.2"), iscsi("10.0.0.1")),
+        (
+            iscsi("10.0.0.1"),
+            "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:array/2".into(),
+        ),
+        (
+            iscsi("10.0.0.1"),
+            "iscsi://10.0.0.1/iqn.2003-01.org.lunbd:other/1".into(),
+        ),
+        (fc(one), fc(two)),
+        (fc(one), format!("fc://{one}/2")),
+    ] {
+        let plan = plan_from(&wanted, &attached);
+        assert!(
+            plan.starts_with("detach pvc-1: "),
+            "{attached} to {wanted}: {plan}"
+        );
+    }
+}
+
 fn scsi(volume: u8, source: u8, more: Option<u8>) -> Wish {
     Wish {
         nbd: false,

@@ -46,10 +46,10 @@ impl State {
     /// Retries the failed volumes with these specs now, since their paths may be back.
     fn retry_where(&mut self, is_concerned: impl Fn(&VolumeSpec) -> bool) {
         for (volume, tracked) in &mut self.tracked {
-            let status = self.actual.get(volume);
-            let spec = status.map(|status| &status.spec);
-            let spec = spec.or(self.desired.get(volume));
-            let is_concerned = spec.is_some_and(|spec| spec.nbd.is_none() && is_concerned(spec));
+            // A wanted path may lead elsewhere than those of the attached volume.
+            let attached = self.actual.get(volume).map(|status| &status.spec);
+            let mut specs = attached.into_iter().chain(self.desired.get(volume));
+            let is_concerned = specs.any(|spec| spec.nbd.is_none() && is_concerned(spec));
             // A step that only waits for a worker is planned again.
             if tracked.running().is_some() || !is_concerned {
                 continue;

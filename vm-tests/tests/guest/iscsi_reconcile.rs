@@ -166,6 +166,44 @@ fn a_volume_with_a_login_outlives_its_agent_and_the_next_agent_detaches_it_and_l
 }
 
 #[test]
+fn portals_that_are_added_and_put_in_another_order_leave_a_volume_that_is_in_use() {
+    let place = Place::new();
+    let store = Store::ramdisk("d5", 8 * MIB);
+    let mut target = IscsiTarget::new(IQN);
+    target.map(1, &store);
+    let attached_from = |portals: &[usize]| {
+        let source = target.uri(portals, 1);
+        let agent = place.want(&json!([{ "id": "pvc-1", "source": source, "log_in": {} }]));
+        let record = guest::wait_until(&format!("{source} to be attached"), LIMIT, || {
+            let record = place.record()?;
+            let is_done = record["intent"].is_null() && !record["outcome"].is_null();
+            (is_done && record["spec"]["sources"][0] == *source).then_some(record)
+        });
+        drop(agent);
+        let outcome = &record["outcome"];
+        (outcome["node"].clone(), outcome["devno"].clone())
+    };
+    let first = attached_from(&[0]);
+    let in_use = File::options()
+        .read(true)
+        .custom_flags(nix::libc::O_EXCL)
+        .open(first.0.as_str().unwrap())
+        .unwrap();
+    for (portals, count) in [(&[1, 0][..], 2), (&[0, 1], 2), (&[2, 0], 3)] {
+        assert_eq!(attached_from(portals), first, "{portals:?}");
+        assert_eq!(sessions().len(), count, "{portals:?}");
+    }
+    drop(in_use);
+    // The detach also removes the path of a portal that is no longer wanted.
+    let agent = place.want(&json!([]));
+    guest::wait_until("the volume to be gone", LIMIT, || {
+        place.record().is_none().then_some(())
+    });
+    drop(agent);
+    nothing_is_left();
+}
+
+#[test]
 fn the_agent_recovers_a_cut_session_and_so_does_the_next_agent_before_it_detaches() {
     let place = Place::new();
     let store = Store::ramdisk("d4", 8 * MIB);

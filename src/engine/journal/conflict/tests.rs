@@ -119,6 +119,26 @@ fn a_volume_is_not_attached_in_place_as_another_unit_than_it_is() {
 }
 
 #[test]
+fn two_volumes_may_share_a_target_and_no_path_of_a_unit() {
+    let unit = |portals: &str, lun: u8| {
+        let source = format!("iscsi://{portals}/iqn.2003-01.org.lunbd:array/{lun}");
+        at(&source, None)
+    };
+    let known = record(unit("10.0.0.1,10.0.0.2", 1), &[]);
+    let refused = |wanted: &VolumeSpec| {
+        let other = Reservation::of(&known);
+        refuse_shared_claim(&"pvc-2".parse().unwrap(), wanted, other).err()
+    };
+    for portals in ["10.0.0.1", "10.0.0.2,10.0.0.1", "10.0.0.3,10.0.0.2"] {
+        let error = refused(&unit(portals, 1)).unwrap();
+        assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+        assert!(error.to_string().contains("pvc-1"), "{error}");
+        assert!(refused(&unit(portals, 2)).is_none(), "{portals}");
+    }
+    assert!(refused(&unit("10.0.0.3", 1)).is_none());
+}
+
+#[test]
 fn a_unit_belongs_to_a_volume_by_a_unique_name_or_at_its_place_by_another() {
     let owns = |of_unit: &[&str], reports: &[&str], there: bool| {
         let known = record(at("scsi:2:0:0:1", None), of_unit);

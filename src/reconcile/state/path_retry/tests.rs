@@ -6,7 +6,7 @@ use crate::error::{ErrorKind, MissingPath};
 use crate::id::{HostNo, RouteKind, SessionId};
 use crate::iscsi::SessionOptions;
 use crate::reconcile::job::{Job, Outcome};
-use crate::reconcile::state::tests::{failed, request, retry_late, take_all, wanting};
+use crate::reconcile::state::tests::{failed, id, refresh, request, retry_late, take_all, wanting};
 
 const TARGET: &str = "iqn.2003-01.org.lunbd:array";
 
@@ -90,6 +90,24 @@ fn a_session_with_another_target_is_no_cause_to_retry() {
     fail_all(&mut state);
     refresh_transports(&mut state, &[session(1, "iqn.2003-01.org.lunbd:other")]);
     assert!(take_all(&mut state).is_empty());
+}
+
+#[test]
+fn a_session_with_the_target_of_a_new_path_is_a_cause_to_retry_an_attached_volume() {
+    let other = "iqn.2003-01.org.lunbd:other";
+    let one_path = request(&format!("iscsi://10.0.0.1/{TARGET}/1"));
+    let second: Source = format!("iscsi://10.0.0.2/{other}/1").parse().unwrap();
+    let both = one_path.clone().path(second).min_paths(2);
+    let mut state = wanting([both]);
+    retry_late(&mut state);
+    let spec = VolumeSpec::of(&one_path);
+    refresh(
+        &mut state,
+        VolumeStatus::new(id(0), spec, Condition::Complete),
+    );
+    assert_eq!(fail_all(&mut state), 1);
+    refresh_transports(&mut state, &[session(1, other)]);
+    assert_eq!(fail_all(&mut state), 1);
 }
 
 #[test]
