@@ -5,6 +5,8 @@
 /// parsed, so a last line like this is a table.
 pub(super) fn require_end(text: &str) -> Result<(), &'static str> {
     let is_content = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    // An editor may have put a byte order mark first. The parser also passes over it.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let first = text.lines().map(str::trim).find(is_content);
     if !first.is_some_and(|line| line.starts_with("has_end")) {
         return Err("`has_end = true` is not its first line");
@@ -50,9 +52,16 @@ connections = 2
         let inline = "has_end = true\nvolume = [{ id = \"a\", source = \"nbd://h/x\" }]\n[end]\n";
         let none = "has_end = true\nvolume = []\n[end]\n";
         let lines_of_windows = WHOLE.replace('\n', "\r\n");
-        for (text, volumes) in [(WHOLE, 2), (&lines_of_windows, 2), (inline, 1), (none, 0)] {
+        let after_byte_order_mark = format!("\u{feff}{lines_of_windows}");
+        for (text, volumes) in [
+            (WHOLE, 2),
+            (&lines_of_windows, 2),
+            (&after_byte_order_mark, 2),
+            (inline, 1),
+            (none, 0),
+        ] {
             assert_eq!(read(text).unwrap().len(), volumes);
-            for length in 0..text.len() {
+            for (length, _) in text.char_indices() {
                 let cut = &text[..length];
                 assert!(read(cut).is_err(), "accepted, cut after: {cut}");
             }
