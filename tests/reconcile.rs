@@ -384,6 +384,36 @@ fn another_process_reads_the_failing_volumes_and_their_next_try_only_while_they_
 }
 
 #[test]
+fn failures_that_could_not_be_published_are_published_later() {
+    let node = Node::with_disks(0);
+    let hour = Duration::from_secs(3600);
+    let reconciler = node.reconciler(Options::default().retry(hour, hour));
+    let place = node.san.machine.path("run/lunbd/journal");
+    // The file cannot be written while a directory is at its place.
+    let in_the_way = place.join("journal.failing.new");
+    fs::create_dir(&in_the_way).unwrap();
+    let mut desired = Desired::default();
+    desired
+        .insert(id("none"), &request("scsi:0:0:0:99"))
+        .unwrap();
+    reconciler.set(desired);
+    let mut events = reconciler.subscribe();
+    while_running(&reconciler, || {
+        next(&mut events, |event| matches!(event, Event::Failed { .. }));
+        // The first publication comes at once.
+        std::thread::sleep(Duration::from_millis(300));
+        fs::remove_dir(&in_the_way).unwrap();
+        let deadline = soon();
+        let failing = || node.engine.read_journal_at(&place, soon()).unwrap().failing;
+        while failing().is_empty() {
+            assert!(!deadline.has_passed(), "the failure was not published");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert!(!place.join("journal.failing").exists());
+}
+
+#[test]
 fn failures_published_by_a_dead_process_are_ignored_and_removed() {
     let node = Node::with_disks(1);
     let place = node.san.machine.path("run/lunbd/journal");

@@ -18,6 +18,13 @@ impl FailurePublisher {
         self.next.get_or_insert(next);
     }
 
+    /// Has a publication that failed done again.
+    pub(super) fn retry(&mut self) {
+        /// A full disk may stay full.
+        const PAUSE: Duration = Duration::from_secs(1);
+        self.next = Some(Instant::now() + PAUSE);
+    }
+
     /// Whether a publication is due; resets the schedule if it is.
     pub(super) fn take_due(&mut self, now: Instant) -> bool {
         let is_due = self.next.is_some_and(|due| due <= now);

@@ -54,7 +54,7 @@ impl Reconciler {
             let result = self.run_loop(until, start_worker, start_recovery);
             drop(end_threads);
             // The run has ended, so no process tries the failed steps again.
-            self.publish_failures(Vec::new());
+            let _logged_already = self.publish_failures(Vec::new());
             result
         })
     }
@@ -105,7 +105,9 @@ impl Reconciler {
                 }
                 Task::PublishFailures(failures) => {
                     drop(state);
-                    self.publish_failures(failures);
+                    if self.publish_failures(failures).is_err() {
+                        shared.state().publish_failures_later();
+                    }
                 }
                 Task::Wait(limit) => {
                     shared.wake.wait_for(&mut state, limit);
@@ -157,15 +159,13 @@ impl Reconciler {
     }
 
     /// Publishes the failing volumes for other readers of the journal.
-    fn publish_failures(&self, failing: Vec<Failing>) {
+    fn publish_failures(&self, failing: Vec<Failing>) -> Result<()> {
         /// Only the loop waits for the write.
         const LIMIT: Duration = Duration::from_secs(2);
         let published = self
             .journal
             .publish_failures(failing, Deadline::after(LIMIT));
-        if let Err(error) = published {
-            tracing::warn!(%error, "cannot publish the failures");
-        }
+        published.inspect_err(|error| tracing::warn!(%error, "cannot publish the failures"))
     }
 }
 

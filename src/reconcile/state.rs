@@ -104,6 +104,11 @@ impl State {
         self.counters
     }
 
+    /// Publishes the failures again later, after a publication that failed.
+    pub(super) fn publish_failures_later(&mut self) {
+        self.publisher.retry();
+    }
+
     pub(super) fn note_wakeup(&mut self) {
         self.counters.wakeups += 1;
     }

@@ -1,6 +1,8 @@
 //! Publishes the failing volumes for other readers of the journal.
 
-use std::fs::{self};
+use std::fs;
+use std::io;
+use std::path::Path;
 
 use crate::deadline::Deadline;
 use crate::engine::journal::Journal;
@@ -13,28 +15,43 @@ impl Journal {
     /// holds it.
     ///
     /// # Errors
-    /// `Io`; `TimedOut` at stage `journal`.
+    /// `Io`; `TimedOut` at stage `journal`, also while an earlier call has not returned.
     pub(crate) fn publish_failures(&self, failing: Vec<Failing>, deadline: Deadline) -> Result<()> {
-        if failing.is_empty() && self.shared.published_failures.lock().is_none() {
+        let what = "the failures to be written";
+        let published = &self.shared.published_failures;
+        let Some(published) = published.try_lock_for(deadline.remaining()) else {
+            return Err(Error::timed_out(Stage::Journal, deadline, what));
+        };
+        if failing.is_empty() && published.is_none() {
             return Ok(());
         }
+        drop(published);
         let shared = self.shared.clone();
         worker::run(
             Stage::Journal,
-            "the failures to be written",
+            what,
             deadline,
             || "the journal's file system has not returned".to_owned(),
             move || {
+                // A write that hangs keeps the lock, so that no later one is overtaken by it.
+                let mut published = shared.published_failures.lock();
                 let path = shared.directory.join(FAILING);
                 let written = if failing.is_empty() {
-                    fs::remove_file(&path).map(|()| None)
+                    remove_if_there(&path).map(|()| None)
                 } else {
                     write(&path, failing).map(Some)
                 };
                 let failed = |error| Error::io("cannot publish the failures", &path, &error);
-                *shared.published_failures.lock() = written.map_err(failed)?;
+                *published = written.map_err(failed)?;
                 Ok(())
             },
         )
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
