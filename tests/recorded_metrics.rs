@@ -249,6 +249,45 @@ fn a_call_that_the_kernel_does_not_end_is_counted_until_it_returns() {
 }
 
 #[test]
+fn the_recovery_of_one_volume_is_counted_by_its_outcome() {
+    let machine = Machine::new();
+    machine.write("journal/journal.lock", "");
+    let spec = json!({
+        "sources": ["scsi:7:0:0:1"], "expect": null, "min_paths": 1, "multipath": "prefer",
+        "nbd": null,
+    });
+    let detach = json!({
+        "operation": { "detach": { "abandon_unwritten": false } },
+        "begun_at": "2026-11-21T03:00:00Z",
+    });
+    for (volume, intent) in [("pvc-1", json!(null)), ("pvc-2", detach)] {
+        let record = json!({
+            "volume": volume, "spec": spec, "intent": intent, "outcome": null,
+        });
+        let file = machine.path(&format!("journal/{volume}.json"));
+        fs::write(file, Record::seal(&serde_json::to_vec(&record).unwrap())).unwrap();
+    }
+    let engine = Engine::start(machine.roots()).unwrap();
+    let journal = engine
+        .open_journal_at(&machine.path("journal"), soon())
+        .unwrap();
+    // Both claim one source, so the detach of the second is refused.
+    let found = publish(|| {
+        for volume in ["pvc-1", "pvc-2", "pvc-2"] {
+            let recovered = engine.recover_volume(&journal, &volume.parse().unwrap(), soon());
+            assert!(recovered.is_some());
+        }
+    });
+    require(
+        &found,
+        &[
+            ("lunbd_calls_total{call=recover,outcome=ok}", Counter(1)),
+            ("lunbd_calls_total{call=recover,outcome=in_use}", Counter(2)),
+        ],
+    );
+}
+
+#[test]
 fn each_look_of_a_heal_is_counted_by_its_outcome() {
     let machine = Machine::new();
     // Two devices are connected under the URI of a server, and their nodes are missing.

@@ -34,10 +34,20 @@ pub(super) fn measured<T, E: Failure>(
     call: Call,
     run: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
+    measured_by(call, run, |result| {
+        result.as_ref().map(drop).map_err(Failure::kind)
+    })
+}
+
+/// As [`measured`], for a call whose result says in another way how it ended.
+pub(super) fn measured_by<T>(
+    call: Call,
+    run: impl FnOnce() -> T,
+    outcome: impl FnOnce(&T) -> Result<(), ErrorKind>,
+) -> T {
     let begun = Instant::now();
     let result = run();
-    let outcome = result.as_ref().map(drop).map_err(Failure::kind);
-    record::call(call, outcome, begun.elapsed());
+    record::call(call, outcome(&result), begun.elapsed());
     result
 }
 
@@ -133,7 +143,8 @@ mod record {
         /// | `lunbd_watch_waits_total` | counter | `outcome`: `notice` or `deadline` | waits | how the waits of watches ended |
         /// | `lunbd_watch_longest_wait_seconds` | gauge | | seconds | the longest wait that ended with a notice |
         ///
-        /// `call` is `attach`, `detach`, `resize`, `heal`, `recover` or `reap`.
+        /// `call` is `attach`, `detach`, `resize`, `heal`, `recover` or `reap`. A `recover` is
+        /// that of a journal, or of one volume, whose outcome is then that of the volume.
         pub fn publish_metrics(&self) {
             describe();
             let counters = self.hub().counters();

@@ -76,6 +76,13 @@ impl Recovered {
         }
     }
 
+    fn outcome(&self) -> Result<(), ErrorKind> {
+        match &self.action {
+            Action::Failed(error) => Err(error.kind()),
+            Action::Nothing | Action::Finished | Action::Undone | Action::Healed => Ok(()),
+        }
+    }
+
     fn failed(volume: VolumeId, condition: Condition, seen: String, error: Error) -> Self {
         Self {
             volume,
@@ -135,7 +142,10 @@ impl Engine {
         volume: &VolumeId,
         deadline: Deadline,
     ) -> Option<Recovered> {
-        recover_one(self, journal, volume, SERVER_LIMIT, deadline)
+        let recover = || recover_one(self, journal, volume, SERVER_LIMIT, deadline);
+        telemetry::measured_by(Call::Recover, recover, |recovered| {
+            recovered.as_ref().map_or(Ok(()), Recovered::outcome)
+        })
     }
 }
 
