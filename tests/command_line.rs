@@ -189,6 +189,15 @@ fn a_plan_with_something_to_do_has_an_exit_code_of_its_own_where_that_is_asked_f
     // What cannot be compared has another exit code than a plan.
     assert_eq!(plan("", &["--exit-code"]), Some(1));
     assert_eq!(plan("", &[]), Some(2));
+    // Another failure keeps its own code.
+    let missing = place.path().join("none.toml");
+    let missing = [
+        "apply",
+        missing.to_str().unwrap(),
+        "--dry-run",
+        "--exit-code",
+    ];
+    assert_eq!(lunbd(&missing).status.code(), Some(3));
 }
 
 #[test]

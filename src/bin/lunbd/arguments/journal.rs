@@ -36,7 +36,8 @@ pub(crate) struct Apply {
     pub(crate) dry_run: bool,
 
     /// Exit with 0 if the plan is empty, with 2 if it has a step (also one that waits or is
-    /// refused), and with 1 if the file is refused.
+    /// refused), and with 1 if the file is refused. Another failure has its own code and never
+    /// 2: 3 if the file or this machine's iSCSI name is missing.
     #[arg(long, requires = "dry_run")]
     pub(crate) exit_code: bool,
 
