@@ -36,6 +36,8 @@ pub use recovery::{
 };
 #[cfg(feature = "journal")]
 pub(crate) use session::Proof;
+#[cfg(test)]
+pub(crate) use session::fake::FakeSession;
 pub use session::{
     ConnectionStatus, CreateGuard, Digests, IscsiSession, KernelSession, SessionFacts, SessionName,
     SessionOptions, UnmetSetting, connect, destroy_incomplete, hand_over, has_driver,

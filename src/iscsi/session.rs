@@ -11,6 +11,8 @@
 //! and its portal.
 
 mod facts;
+#[cfg(test)]
+pub(crate) mod fake;
 mod hand_over;
 mod incomplete;
 mod iscsi_session;

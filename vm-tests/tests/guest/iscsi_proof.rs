@@ -1,6 +1,7 @@
 //! Sessions that were created with CHAP or with required digests, and recoveries that do not
 //! know of it.
 
+use std::fs;
 use std::time::Duration;
 
 use lunbd::engine::{SessionRecoveryOptions, SessionRecoveryOutcome};
@@ -52,6 +53,38 @@ fn a_session_with_required_digests_is_marked_and_recovers_with_digests() {
         assert_eq!(attribute(session, digest), "1", "{digest}");
     }
     assert_eq!(attribute(session, "username"), mark);
+    writer.goes_on();
+    writer.end();
+    keeping.end();
+    engine.detach(source, soon()).unwrap();
+    nothing_is_left();
+}
+
+/// The pages of its disk may change while they are written, and a digest of them would be false.
+#[test]
+fn a_session_without_digests_gets_none_over_data_from_a_recovery_that_offers_them() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = IscsiTarget::serve(IQN, &[1], 16 << 20);
+    let source: Source = target.uri(&[0], 1).parse().unwrap();
+    let options = SessionOptions::new(INITIATOR.parse().unwrap());
+    let request = AttachRequest::new(source.clone()).log_in(options);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    let session = session_of(&attachment);
+    let disk = attachment.node.file_name().unwrap().to_str().unwrap();
+    let stable = fs::read_to_string(format!("/sys/block/{disk}/queue/stable_writes")).unwrap();
+    assert_eq!(stable.trim(), "0");
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+    target.cut(0);
+    guest::wait_until("the loss", LIMIT, || {
+        (attribute(session, "state") != "LOGGED_IN").then_some(())
+    });
+    let offered = SessionRecoveryOptions::new().digests(true, true);
+    let keeping = Keeping::start_with(&engine, offered);
+    keeping.wait_until_recovered(1);
+    assert_eq!(attribute(session, "header_digest"), "1");
+    assert_eq!(attribute(session, "data_digest"), "0");
     writer.goes_on();
     writer.end();
     keeping.end();

@@ -29,7 +29,9 @@ pub(super) struct RecoveryAttempt {
     pub(super) scheduler: CallScheduler,
     pub(super) session: IscsiSession,
     pub(super) credentials: Option<Arc<CredentialsFn>>,
-    pub(super) digests: Digests,
+    /// `None` if no process of lunbd that still runs has seen them.
+    pub(super) known_digests: Option<Digests>,
+    pub(super) digests_if_unknown: Digests,
     /// Whether to log out of the target first.
     pub(super) logs_out_first: bool,
 }
@@ -107,12 +109,19 @@ impl RecoveryAttempt {
             iscsi::rebind_connection(roots, session, &name, connection, deadline)?;
         }
         tracing::info!(%name, took = ?deadline.elapsed(), "logged in again");
-        devices::make_devices_usable(roots, &self.scheduler, session, deadline);
+        devices::make_devices_usable_unless_lost(roots, &self.scheduler, session, deadline);
+        if self.is_lost()? {
+            let message = format!(
+                "session {} was logged in again and is lost again",
+                session.id()
+            );
+            return Err(Error::new(ErrorKind::NotReady, message).at(Stage::Session));
+        }
         Ok(AttemptOutcome::Recovered)
     }
 
     fn options(&self, name: &SessionName) -> Result<SessionOptions> {
-        let Digests { header, data } = self.digests;
+        let Digests { header, data } = self.digests()?;
         let options = SessionOptions::new(name.initiator.clone())
             .digests(header, data)
             .with_settings_of(&self.session)?;
@@ -133,6 +142,19 @@ impl RecoveryAttempt {
             Some(credentials) => options.credentials(credentials),
             None => options,
         })
+    }
+
+    /// The digests to offer. A data digest of unknown origin is offered only if each disk keeps
+    /// its pages stable while they are written. `iscsi_tcp` decides that when the disk appears,
+    /// from the digest that the session has then. On another disk a page may change after its
+    /// digest was made, and the target would drop each new connection.
+    fn digests(&self) -> Result<Digests> {
+        if let Some(known) = self.known_digests {
+            return Ok(known);
+        }
+        let Digests { header, data } = self.digests_if_unknown;
+        let data = data && devices::keep_pages_stable(&self.roots, &self.session)?;
+        Ok(Digests { header, data })
     }
 
     fn is_lost(&self) -> Result<bool> {

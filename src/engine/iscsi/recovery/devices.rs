@@ -1,15 +1,17 @@
 //! The devices of a recovered session that the kernel set offline, or whose size it lost,
 //! during the loss.
 
+use std::convert::Infallible;
 use std::fmt;
+use std::sync::mpsc::{self, RecvTimeoutError};
 
 use crate::crash::crash_point;
-use crate::deadline::Deadline;
+use crate::deadline::{Backoff, Deadline};
 use crate::engine::iscsi::recovery::options::ATTEMPT_LIMIT;
 use crate::engine::iscsi::recovery::spawn::spawn;
 use crate::error::Result;
 use crate::iscsi::IscsiSession;
-use crate::kernel::Roots;
+use crate::kernel::{Roots, sysfs};
 use crate::scsi::{self, CallScheduler, ScsiDevice, State};
 
 /// Sets offline devices to running, and makes the kernel read the size again of disks that
@@ -56,6 +58,34 @@ pub(super) fn make_devices_usable(
     }
 }
 
+/// Does the same for a session that was just recovered, and returns early if the session is lost
+/// again: the writes then wait for I/O on the session, and so for its next login.
+pub(super) fn make_devices_usable_unless_lost(
+    roots: &Roots,
+    scheduler: &CallScheduler,
+    session: &IscsiSession,
+    deadline: Deadline,
+) {
+    let (ends, ended) = mpsc::channel::<Infallible>();
+    let begun = begin(roots, scheduler, session, deadline, ends);
+    if let Err(error) = begun {
+        tracing::warn!(session = %session.id(), %error, "its devices are checked on this thread");
+        return make_devices_usable(roots, scheduler, session, deadline);
+    }
+    let mut pauses = Backoff::for_kernel_state();
+    let is_lost = || {
+        session
+            .connection_status()
+            .is_ok_and(|status| status.is_none_or(|status| status.is_lost()))
+    };
+    while !deadline.has_passed() && !is_lost() {
+        let pause = deadline.max_sleep().min(pauses.pause());
+        if ended.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+            break;
+        }
+    }
+}
+
 /// Does the same for a session that is logged in, on a thread of its own. The process that
 /// recovered the session may have been killed before it came to the devices, and a rescan
 /// may have failed after that process looked at them.
@@ -64,11 +94,49 @@ pub(super) fn make_devices_usable_in_background(
     scheduler: &CallScheduler,
     session: &IscsiSession,
 ) -> Result<()> {
+    begin(
+        roots,
+        scheduler,
+        session,
+        Deadline::after(ATTEMPT_LIMIT),
+        (),
+    )
+}
+
+/// Starts the work on a thread if a device needs it. The work drops `at_end` when it ends.
+fn begin(
+    roots: &Roots,
+    scheduler: &CallScheduler,
+    session: &IscsiSession,
+    deadline: Deadline,
+    at_end: impl Send + 'static,
+) -> Result<()> {
     if unusable(roots, session).is_ok_and(|devices| devices.is_empty()) {
         return Ok(());
     }
     let (roots, scheduler, session) = (roots.clone(), scheduler.clone(), session.clone());
-    spawn(move || make_devices_usable(&roots, &scheduler, &session, Deadline::after(ATTEMPT_LIMIT)))
+    spawn(move || {
+        make_devices_usable(&roots, &scheduler, &session, deadline);
+        drop(at_end);
+    })
+}
+
+/// Whether each disk of the session keeps its pages unchanged while they are written. A device
+/// without a disk may get one, so it counts as one that does not.
+pub(super) fn keep_pages_stable(roots: &Roots, session: &IscsiSession) -> Result<bool> {
+    for hctl in session.devices()? {
+        let Some(device) = ScsiDevice::find(roots, hctl)? else {
+            continue;
+        };
+        let Some(disk) = device.disk()? else {
+            return Ok(false);
+        };
+        let stable = sysfs::read_if_there(&disk.dir().join("queue/stable_writes"))?;
+        if stable.as_deref() != Some("1") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Why a device serves no I/O though its session is logged in.
@@ -100,4 +168,77 @@ fn unusable(roots: &Roots, session: &IscsiSession) -> Result<Vec<(ScsiDevice, De
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::iscsi::{FakeSession, SessionName};
+
+    fn name() -> SessionName {
+        SessionName {
+            initiator: "iqn.2026-01.example:host".parse().unwrap(),
+            target: "iqn.2026-01.example:array".parse().unwrap(),
+            portal: "127.0.0.1".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_device_that_waits_for_a_session_that_is_lost_again_holds_up_no_login() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let engine = Engine::start(roots.clone()).unwrap();
+        let session = FakeSession::add(&roots, 3, &name());
+        // A write to this file waits, as one does for I/O on a blocked session.
+        let rescan = session.add_unit(1).join("rescan");
+        mkfifo(&rescan, Mode::S_IRWXU).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                deadline.pause(Duration::from_millis(200));
+                session.lose();
+            });
+            let (scheduler, session) = (&engine.scheduler, &session.session);
+            make_devices_usable_unless_lost(&roots, scheduler, session, deadline);
+        });
+        assert!(
+            deadline.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            deadline.elapsed()
+        );
+        let _ends_the_write = fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&rescan)
+            .unwrap();
+    }
+
+    #[test]
+    fn pages_are_stable_only_where_each_disk_of_the_session_says_so() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let session = FakeSession::add(&roots, 3, &name());
+        let disks = [1, 2].map(|lun| session.add_unit(lun).join(format!("block/sd{lun}")));
+        let set = |disk: &PathBuf, value| fs::write(disk.join("queue/stable_writes"), value);
+        let is_stable = || keep_pages_stable(&roots, &session.session).unwrap();
+        set(&disks[0], "1\n").unwrap();
+        assert!(
+            !is_stable(),
+            "the kernel does not say it of the second disk"
+        );
+        set(&disks[1], "0\n").unwrap();
+        assert!(!is_stable());
+        set(&disks[1], "1\n").unwrap();
+        assert!(is_stable());
+        fs::remove_dir_all(&disks[1]).unwrap();
+        assert!(!is_stable(), "the second unit may still get its disk");
+    }
 }

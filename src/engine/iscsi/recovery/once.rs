@@ -76,7 +76,8 @@ fn heal_session(
         scheduler: engine.scheduler.clone(),
         session: session.clone(),
         credentials: options.credentials.clone(),
-        digests: options.digests,
+        known_digests: None,
+        digests_if_unknown: options.digests,
         logs_out_first: false,
     };
     let mut tries = 0;

@@ -39,7 +39,9 @@ impl SessionRecoveryOptions {
 
     /// Offers CRC32C over headers, over data or both, where the digests of a session are
     /// unknown. The kernel forgets the digests with the connection, so they are unknown
-    /// for a session that was lost before this process saw it.
+    /// for a session that was lost before this process saw it. The digest over data is then
+    /// offered only if each disk of the session keeps its pages stable during writes
+    /// (`queue/stable_writes`), as all disks do that appeared while the session had it.
     #[must_use]
     pub fn digests(mut self, header: bool, data: bool) -> Self {
         self.digests = Digests { header, data };

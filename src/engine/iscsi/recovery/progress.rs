@@ -40,7 +40,8 @@ impl SessionRecovery {
             scheduler: self.scheduler.clone(),
             session: recovery.session().clone(),
             credentials: self.options.credentials.clone(),
-            digests: known.unwrap_or(self.options.digests),
+            known_digests: known,
+            digests_if_unknown: self.options.digests,
             logs_out_first: recovery.must_log_out(),
         };
         recovery.begin_attempt(Instant::now() + attempt::ATTEMPT_OVERDUE);
@@ -108,7 +109,18 @@ impl SessionRecovery {
                 let known = self.known.entry(id).or_default();
                 known.recovered = Some(Instant::now());
                 known.not_before = None;
-                self.conclude(id, Some(SessionRecoveryOutcome::Recovered))
+                if connection_status_of(recovery)?.is_lost() {
+                    recovery.begin_again(Instant::now());
+                    return Ok(None);
+                }
+                let was_noticed = recovery.was_noticed();
+                let session = recovery.session().clone();
+                let report = self.conclude(id, Some(SessionRecoveryOutcome::Recovered));
+                if was_noticed {
+                    // The notice may be of a loss after the login, which sysfs may not show yet.
+                    self.track_known(&session);
+                }
+                report
             }
             // Another process works on it, or the session is up, or gone.
             Ok(attempt::AttemptOutcome::NotOurs) => {
@@ -184,4 +196,69 @@ fn connection_status_of(recovery: &RecoveryState) -> Result<ConnectionStatus> {
         Some(connection_status) if recovery.session().is_lunbd_owned()? => connection_status,
         _ => ConnectionStatus::Ending,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Engine, SessionRecoveryOptions};
+    use crate::iscsi::{FakeSession, SessionName};
+    use crate::kernel::Roots;
+
+    fn recovery_at(roots: &Roots) -> (SessionRecovery, FakeSession) {
+        let engine = Engine::start(roots.clone()).unwrap();
+        let name = SessionName {
+            initiator: "iqn.2026-01.example:host".parse().unwrap(),
+            target: "iqn.2026-01.example:array".parse().unwrap(),
+            portal: "127.0.0.1".parse().unwrap(),
+        };
+        let session = FakeSession::add(roots, 3, &name);
+        let options = SessionRecoveryOptions::new();
+        let mut recovery = engine.recover_sessions(options).unwrap();
+        let mut state = RecoveryState::new(session.session.clone(), Instant::now());
+        state.set_lost();
+        state.record_loss(Instant::now());
+        state.begin_attempt(Instant::now());
+        recovery.recoveries.insert(session.session.id(), state);
+        (recovery, session)
+    }
+
+    fn recovered(session: &FakeSession) -> AttemptDone {
+        AttemptDone {
+            session: session.session.id(),
+            outcome: Ok(attempt::AttemptOutcome::Recovered),
+        }
+    }
+
+    #[test]
+    fn a_session_that_is_lost_again_when_its_recovery_ends_is_recovered_further() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut recovery, session) = recovery_at(&Roots::below(root.path()));
+        session.lose();
+        let report = recovery.finish_attempt(recovered(&session)).unwrap();
+        assert!(report.is_none(), "{report:?}");
+        let state = &recovery.recoveries[&session.session.id()];
+        assert!(state.due().is_some() && state.overdue().is_none());
+        assert_eq!(
+            state.loss_reported(),
+            None,
+            "the second loss has another time"
+        );
+    }
+
+    #[test]
+    fn a_notice_that_comes_during_an_attempt_makes_the_session_be_looked_at_after_it() {
+        for is_noticed in [true, false] {
+            let root = tempfile::tempdir().unwrap();
+            let (mut recovery, session) = recovery_at(&Roots::below(root.path()));
+            if is_noticed {
+                recovery.track_known(&session.session);
+            }
+            let report = recovery.finish_attempt(recovered(&session)).unwrap();
+            let outcome = report.unwrap().outcome;
+            assert!(matches!(outcome, SessionRecoveryOutcome::Recovered));
+            let is_looked_at = recovery.recoveries.contains_key(&session.session.id());
+            assert_eq!(is_looked_at, is_noticed);
+        }
+    }
 }

@@ -15,6 +15,8 @@ pub(super) struct RecoveryState {
     session: IscsiSession,
     /// When the kernel reported the loss.
     loss_reported: Option<Instant>,
+    /// Whether a notice came during the attempt under way.
+    noticed: bool,
     /// Whether sysfs shows the loss too.
     lost: bool,
     looks_left: u32,
@@ -63,6 +65,7 @@ impl RecoveryState {
         Self {
             session,
             loss_reported: None,
+            noticed: false,
             lost: false,
             looks_left: MAX_LOOKS,
             due: Some(now),
@@ -109,6 +112,7 @@ impl RecoveryState {
     /// Restarts the looks after a further notice of the kernel.
     pub(super) fn look_again_at(&mut self, now: Instant) {
         self.looks_left = MAX_LOOKS;
+        self.noticed |= self.due.is_none();
         if !self.lost {
             self.due = self.due.map(|due| due.min(now));
         }
@@ -144,6 +148,7 @@ impl RecoveryState {
     /// Records the start of an attempt, which should end by `ends`.
     pub(in crate::engine) fn begin_attempt(&mut self, ends: Instant) {
         self.tries = self.tries.saturating_add(1);
+        self.noticed = false;
         self.due = None;
         self.overdue = Some(ends);
     }
@@ -162,6 +167,18 @@ impl RecoveryState {
         self.logs_out_first = false;
         self.overdue = None;
         self.due = Some(now + jittered(self.between_tries.backoff.pause()));
+    }
+
+    /// Whether a notice came during the last attempt.
+    pub(super) fn was_noticed(&self) -> bool {
+        self.noticed
+    }
+
+    /// Records an attempt that recovered the session, which is lost again by now. When that
+    /// happened is unknown.
+    pub(super) fn begin_again(&mut self, now: Instant) {
+        self.end_attempt(now);
+        self.loss_reported = None;
     }
 
     /// Records a failure. Returns whether its kind is new, so that the failure must be

@@ -88,7 +88,7 @@ impl SessionRecovery {
         Ok(())
     }
 
-    fn track_known(&mut self, session: &IscsiSession) -> &mut RecoveryState {
+    pub(super) fn track_known(&mut self, session: &IscsiSession) -> &mut RecoveryState {
         let known = self.known.entry(session.id()).or_default();
         track(&mut self.recoveries, session, known)
     }
