@@ -34,7 +34,6 @@ pub use recovery::{
     SessionNotice, SessionWaker, SessionWatch, connect_again, logout_for_relogin,
     rebind_connection, stop_connection,
 };
-#[cfg(feature = "journal")]
 pub(crate) use session::Proof;
 #[cfg(test)]
 pub(crate) use session::fake::FakeSession;

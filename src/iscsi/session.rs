@@ -82,7 +82,8 @@ impl SessionOptions {
         }
     }
 
-    /// Uses CHAP: see [`LoginOptions::credentials`].
+    /// Uses CHAP: see [`LoginOptions::credentials`]. With mutual CHAP an existing session that
+    /// lunbd made without it is refused.
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.proof = Some(Proof::Known(credentials));
@@ -105,7 +106,8 @@ impl SessionOptions {
     }
 
     /// Requires CRC32C over headers and over data: a target that does not take both is
-    /// refused, also when the session is logged in again.
+    /// refused, also when the session is logged in again. An existing session without both is
+    /// refused too.
     #[must_use]
     pub fn require_digests(mut self) -> Self {
         self.requires_digests = true;
@@ -115,7 +117,8 @@ impl SessionOptions {
     /// How long I/O waits for a lost connection to come back before it fails, in whole
     /// seconds: an attach refuses a fraction of a second. The default is 120 s. It is 5 s if
     /// I/O has other paths: a multipath map is required, or is preferred over several portals
-    /// while multipathd runs. An existing session keeps its own.
+    /// while multipathd runs. An existing session keeps its own, and
+    /// [`IscsiSession::unmet`] says whether it differs.
     #[must_use]
     pub fn recovery_timeout(mut self, limit: Duration) -> Self {
         self.recovery_timeout = Some(limit);

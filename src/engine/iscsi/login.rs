@@ -2,6 +2,7 @@
 
 mod log_in_all;
 mod new_session;
+mod requirements;
 mod sessions;
 
 use std::collections::BTreeSet;
@@ -28,6 +29,8 @@ pub(in crate::engine) type RouteAttempt = (Route, Option<Error>);
 struct TargetRoute<'a> {
     target: Option<&'a Iqn>,
     route: Route,
+    /// Why its session does not do for the request.
+    refusal: Option<Error>,
 }
 
 impl TargetRoute<'_> {
@@ -71,7 +74,7 @@ fn routes_after_login(
 ) -> Result<Vec<RouteAttempt>> {
     let deadline = call.deadline;
     loop {
-        let candidates = candidates(engine, request)?;
+        let candidates = candidates(engine, request, deadline)?;
         // Another process may have ended a session.
         let routes_are_current =
             lock_sessions_shared(engine, &candidates, request, sessions, deadline)?;
@@ -96,8 +99,8 @@ fn routes_after_login(
                 let explain = |candidate: TargetRoute<'_>| {
                     let options = options.as_ref();
                     let name = options.and_then(|options| candidate.missing_session(options));
-                    let why = name.and_then(|name| sessions.failures.remove(&name));
-                    (candidate.route, why)
+                    let failure = name.and_then(|name| sessions.failures.remove(&name));
+                    (candidate.route, candidate.refusal.or(failure))
                 };
                 return Ok(candidates.into_iter().map(explain).collect());
             }
@@ -110,7 +113,11 @@ fn routes_after_login(
     }
 }
 
-fn candidates<'a>(engine: &Engine, request: &'a AttachRequest) -> Result<Vec<TargetRoute<'a>>> {
+fn candidates<'a>(
+    engine: &Engine,
+    request: &'a AttachRequest,
+    deadline: Deadline,
+) -> Result<Vec<TargetRoute<'a>>> {
     let initiator = request.log_in.as_ref().map(SessionOptions::initiator);
     let mut candidates = Vec::new();
     for source in request.sources() {
@@ -119,7 +126,16 @@ fn candidates<'a>(engine: &Engine, request: &'a AttachRequest) -> Result<Vec<Tar
             _ => None,
         };
         let routes = routes_of_initiator(engine, source, initiator)?.into_iter();
-        candidates.extend(routes.map(|route| TargetRoute { target, route }));
+        candidates.extend(routes.map(|route| TargetRoute {
+            target,
+            route,
+            refusal: None,
+        }));
+    }
+    if let Some(options) = &request.log_in {
+        for candidate in &mut candidates {
+            candidate.refuse_unfit_session(engine, options, deadline)?;
+        }
     }
     Ok(candidates)
 }

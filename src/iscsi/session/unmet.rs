@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::{IscsiSession, SessionOptions};
+use super::{IscsiSession, Proof, SessionOptions};
 use crate::id::Hctl;
+use crate::iscsi::Proven;
 use crate::iscsi::tunables::{KEPT_BY_THE_KERNEL, Tunable};
 use crate::kernel::{Roots, sysfs};
 
@@ -13,9 +14,12 @@ use crate::kernel::{Roots, sysfs};
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct UnmetSetting {
-    /// The setting: a [`Tunable`]'s name, `interface` or `source_address`; or `creator`, if
-    /// another process had the [netlink port](IscsiSession::creator) when the session was
-    /// made. An iscsid that starts later takes such a session over.
+    /// The setting: a [`Tunable`]'s name, `recovery_timeout`, `header_digest`, `data_digest`,
+    /// `interface` or `source_address`; `require_digests`, if a later login of the session may
+    /// go without them; `proof`, if it is unknown whether the target proved its identity to
+    /// another program as the caller's [credentials](SessionOptions::credentials) require; or
+    /// `creator`, if another process had the [netlink port](IscsiSession::creator) when the
+    /// session was made. An iscsid that starts later takes such a session over.
     pub name: &'static str,
     /// What the caller chose.
     pub wanted: String,
@@ -61,6 +65,33 @@ impl IscsiSession {
                 wanted.to_string(),
                 found.map(|value| value.to_string()),
             );
+        }
+        if let Some(limit) = options.recovery_timeout {
+            let found = self.attribute("recovery_tmo").ok().flatten();
+            compare("recovery_timeout", limit.as_secs().to_string(), found);
+        }
+        let digests = [
+            ("header_digest", options.header_digest),
+            ("data_digest", options.data_digest),
+        ];
+        for (name, _) in digests.into_iter().filter(|(_, is_wanted)| *is_wanted) {
+            let found = self.connection_attribute(name).ok().flatten();
+            let found = found.and_then(non_null).map(|value| digest_name(&value));
+            compare(name, digest_name("1"), found);
+        }
+        if options.requires_digests {
+            let found = self.requires_digests().ok();
+            compare(
+                "require_digests",
+                true.to_string(),
+                found.map(|is| is.to_string()),
+            );
+        }
+        if let Some(Proof::Known(credentials)) = &options.proof
+            && credentials.is_mutual()
+            && !self.proven().is_ok_and(|proven| proven == Proven::Both)
+        {
+            compare("proof", "mutual CHAP".to_owned(), None);
         }
         let of_host = |name| self.host_attribute(name).ok().flatten().and_then(non_null);
         if let Some(interface) = &options.local.interface {
@@ -108,6 +139,15 @@ impl IscsiSession {
     }
 }
 
+/// The value of a digest (RFC 7143, 13.1) for what the kernel shows.
+fn digest_name(shown: &str) -> String {
+    match shown {
+        "0" => "None".to_owned(),
+        "1" => "CRC32C".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
 /// The text; `None` if it is what the kernel prints for no value.
 pub(super) fn non_null(text: impl AsRef<str>) -> Option<String> {
     let text = text.as_ref().trim();
@@ -119,10 +159,11 @@ pub(super) fn non_null(text: impl AsRef<str>) -> Option<String> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::time::Duration;
 
     use super::*;
     use crate::id::SessionId;
-    use crate::iscsi::Tunables;
+    use crate::iscsi::{Credentials, Secret, Tunables};
 
     #[test]
     fn a_setting_that_the_kernel_does_not_show_as_it_was_chosen_is_named_with_both_values() {
@@ -130,11 +171,15 @@ mod tests {
         let roots = Roots::below(root.path());
         let device = roots.sysfs.join("devices/platform/host3/session4");
         let session = device.join("iscsi_session/session4");
+        let connection = device.join("connection4:0");
         let host = roots.sysfs.join("devices/platform/host3/iscsi_host/host3");
         let scsi_host = roots.sysfs.join("class/scsi_host/host3");
         let unit = roots.sysfs.join("bus/scsi/devices/3:0:0:7");
         for (dir, name, value) in [
             (&session, "abort_tmo", "15"),
+            (&session, "recovery_tmo", "5"),
+            (&connection, "header_digest", "1"),
+            (&connection, "data_digest", "0"),
             (&host, "netdev", "(null)"),
             (&host, "ipaddress", "10.0.0.5"),
             (&scsi_host, "can_queue", "113"),
@@ -143,9 +188,16 @@ mod tests {
             fs::create_dir_all(dir).unwrap();
             fs::write(dir.join(name), format!("{value}\n")).unwrap();
         }
-        let class = roots.sysfs.join("class/iscsi_session");
-        fs::create_dir_all(&class).unwrap();
-        symlink(&session, class.join("session4")).unwrap();
+        for (kind, name, dir) in [
+            ("session", "session4", &session),
+            ("connection", "connection4:0", &connection),
+        ] {
+            let class = roots.sysfs.join(format!("class/iscsi_{kind}"));
+            fs::create_dir_all(&class).unwrap();
+            symlink(dir, class.join(name)).unwrap();
+        }
+        let [own, its] = ["one", "other"].map(|secret| Secret::new(secret).unwrap());
+        let mutual = Credentials::new("host", own).unwrap().mutual(None, its);
         let mut tunables = Tunables::default();
         for (tunable, value) in [
             (Tunable::AbortTimeout, 15),
@@ -157,6 +209,9 @@ mod tests {
         }
         let options = SessionOptions::new("iqn.2026-01.example:host".parse().unwrap())
             .tunables(tunables)
+            .recovery_timeout(Duration::from_secs(120))
+            .require_digests()
+            .credentials(mutual.unwrap())
             .interface("eth0".parse().unwrap())
             .source_address("10.0.0.5".parse().unwrap());
         let session = IscsiSession::new(&roots, SessionId(4));
@@ -167,6 +222,10 @@ mod tests {
             [
                 "nop_timeout is not known, and not 9 for certain",
                 "queue_depth is 32, not 64",
+                "recovery_timeout is 5, not 120",
+                "data_digest is None, not CRC32C",
+                "require_digests is false, not true",
+                "proof is not known, and not mutual CHAP for certain",
                 "interface is not known, and not eth0 for certain",
             ]
         );

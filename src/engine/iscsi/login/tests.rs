@@ -20,6 +20,7 @@ fn candidate(source: &Source, session: Option<SessionId>) -> TargetRoute<'_> {
             via: RouteKind::Iscsi { portal, session },
             address: place,
         },
+        refusal: None,
     }
 }
 

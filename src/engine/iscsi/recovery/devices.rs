@@ -10,7 +10,7 @@ use crate::deadline::{Backoff, Deadline};
 use crate::engine::iscsi::recovery::options::ATTEMPT_LIMIT;
 use crate::engine::iscsi::recovery::spawn::spawn;
 use crate::error::Result;
-use crate::iscsi::IscsiSession;
+use crate::iscsi::{ConnectionStatus, IscsiSession};
 use crate::kernel::{Roots, sysfs};
 use crate::scsi::{self, CallScheduler, ScsiDevice, State};
 
@@ -76,7 +76,7 @@ pub(super) fn make_devices_usable_unless_lost(
     let is_lost = || {
         session
             .connection_status()
-            .is_ok_and(|status| status.is_none_or(|status| status.is_lost()))
+            .is_ok_and(|status| status.is_none_or(ConnectionStatus::is_lost))
     };
     while !deadline.has_passed() && !is_lost() {
         let pause = deadline.max_sleep().min(pauses.pause());

@@ -15,8 +15,8 @@ pub(super) struct RecoveryState {
     session: IscsiSession,
     /// When the kernel reported the loss.
     loss_reported: Option<Instant>,
-    /// Whether a notice came during the attempt under way.
-    noticed: bool,
+    /// When a notice last came during an attempt.
+    noticed: Option<Instant>,
     /// Whether sysfs shows the loss too.
     lost: bool,
     looks_left: u32,
@@ -65,7 +65,7 @@ impl RecoveryState {
         Self {
             session,
             loss_reported: None,
-            noticed: false,
+            noticed: None,
             lost: false,
             looks_left: MAX_LOOKS,
             due: Some(now),
@@ -112,7 +112,9 @@ impl RecoveryState {
     /// Restarts the looks after a further notice of the kernel.
     pub(super) fn look_again_at(&mut self, now: Instant) {
         self.looks_left = MAX_LOOKS;
-        self.noticed |= self.due.is_none();
+        if self.due.is_none() {
+            self.noticed = Some(now);
+        }
         if !self.lost {
             self.due = self.due.map(|due| due.min(now));
         }
@@ -148,7 +150,7 @@ impl RecoveryState {
     /// Records the start of an attempt, which should end by `ends`.
     pub(in crate::engine) fn begin_attempt(&mut self, ends: Instant) {
         self.tries = self.tries.saturating_add(1);
-        self.noticed = false;
+        self.noticed = None;
         self.due = None;
         self.overdue = Some(ends);
     }
@@ -171,14 +173,13 @@ impl RecoveryState {
 
     /// Whether a notice came during the last attempt.
     pub(super) fn was_noticed(&self) -> bool {
-        self.noticed
+        self.noticed.is_some()
     }
 
-    /// Records an attempt that recovered the session, which is lost again by now. When that
-    /// happened is unknown.
+    /// Records an attempt that recovered the session, which is lost again by now.
     pub(super) fn begin_again(&mut self, now: Instant) {
         self.end_attempt(now);
-        self.loss_reported = None;
+        self.loss_reported = self.noticed;
     }
 
     /// Records a failure. Returns whether its kind is new, so that the failure must be
