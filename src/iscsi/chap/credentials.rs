@@ -48,11 +48,17 @@ impl Credentials {
     /// one is given. A target without this proof is refused.
     ///
     /// # Errors
-    /// `InvalidInput` as for [`new`](Self::new), and if both secrets are the same, because
-    /// an attacker could then get the target's proof from us.
+    /// `InvalidInput` as for [`new`](Self::new), and if the target's secret is ours or begins
+    /// with it, because an attacker who knows the rest could then get the target's proof from
+    /// us. The proof is a hash of an id, a secret and the challenge, one after the other. So the
+    /// target's proof for a challenge is ours for the rest of its secret and that challenge.
     pub fn mutual(mut self, user: Option<String>, secret: Secret) -> Result<Self> {
-        if secret == self.secret {
-            return Err(invalid("the two secrets of mutual CHAP must differ"));
+        if secret.bytes().starts_with(self.secret.bytes()) {
+            return Err(invalid(
+                "the target's secret is the initiator's or begins with it, so an attacker could \
+                 get the target's proof from the initiator: choose another secret for one of \
+                 them",
+            ));
         }
         self.target = Some((user.map(checked).transpose()?, secret));
         Ok(self)
@@ -170,6 +176,25 @@ fn checked(name: String) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The proof for the challenge `c` with the secret `first-and-more` is that for `-and-morec`
+    /// with the secret `first`, and any target may send us that challenge.
+    #[test]
+    fn a_target_secret_that_begins_with_ours_is_refused() {
+        let secret = |text: &str| Secret::new(text).unwrap();
+        let with = |target: &str| {
+            let one_way = Credentials::new("joe", secret("first")).unwrap();
+            one_way.mutual(None, secret(target))
+        };
+        for refused in ["first", "first-and-more"] {
+            let error = with(refused).unwrap_err().to_string();
+            assert!(error.contains("begins with it"), "{error}");
+            assert!(!error.contains(refused), "{error}");
+        }
+        for accepted in ["firs", "second", "not-first"] {
+            with(accepted).unwrap();
+        }
+    }
 
     #[test]
     fn a_secret_is_not_shown() {

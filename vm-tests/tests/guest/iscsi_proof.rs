@@ -60,6 +60,26 @@ fn a_session_with_required_digests_is_marked_and_recovers_with_digests() {
     nothing_is_left();
 }
 
+#[test]
+fn an_attach_that_requires_digests_refuses_a_session_that_has_none_until_its_last_device_is_gone() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = IscsiTarget::serve(IQN, &[1, 2], 8 << 20);
+    let [first, second] = [1, 2].map(|lun| target.uri(&[0], lun).parse::<Source>().unwrap());
+    let options = SessionOptions::new(INITIATOR.parse().unwrap());
+    let request = AttachRequest::new(first.clone()).log_in(options.clone());
+    engine.attach(&request, soon()).unwrap();
+    let request = AttachRequest::new(second.clone()).log_in(options.require_digests());
+    let error = engine.attach(&request, soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error:#}");
+    assert!(error.to_string().contains("which is required"), "{error:#}");
+    engine.detach(first, soon()).unwrap();
+    let attachment = engine.attach(&request, soon()).unwrap();
+    assert_eq!(attachment.paths()[0].unmet_settings, []);
+    engine.detach(second, soon()).unwrap();
+    nothing_is_left();
+}
+
 /// The pages of its disk may change while they are written, and a digest of them would be false.
 #[test]
 fn a_session_without_digests_gets_none_over_data_from_a_recovery_that_offers_them() {

@@ -10,7 +10,7 @@ use crate::deadline::Deadline;
 use crate::engine::iscsi::sessions::{destroy_abandoned, end_if_unused, login_lock_name};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::Result;
-use crate::iscsi::{self, IscsiSession, SessionName, SessionOptions};
+use crate::iscsi::{self, ConnectionStatus, IscsiSession, SessionName, SessionOptions};
 use crate::kernel::Roots;
 
 /// A session that was just made; its attach may have ended by now.
@@ -65,7 +65,8 @@ fn spawn_or_run(thread: thread::Builder, end: impl FnOnce(Duration) + Send + 'st
     }
 }
 
-/// Makes one session; returns `None` where another process has made it meanwhile.
+/// Makes one session; returns `None` where another process has made it meanwhile, also if it
+/// has lost its connection since.
 pub(super) fn log_in(
     roots: &Roots,
     name: &SessionName,
@@ -74,7 +75,7 @@ pub(super) fn log_in(
 ) -> Result<Option<NewSession>> {
     let lock = DeviceLock::take(roots, &login_lock_name(name), deadline)?;
     let lock = destroy_abandoned(roots, lock, deadline)?;
-    if is_logged_in(roots, name)? {
+    if exists(roots, name)? {
         return Ok(None);
     }
     let connection = iscsi::connect(name, options, deadline)?;
@@ -93,12 +94,16 @@ pub(super) fn log_in(
     }))
 }
 
-/// Whether a session of this name serves I/O, no matter which program made it.
-fn is_logged_in(roots: &Roots, name: &SessionName) -> Result<bool> {
+/// Whether there is a session of this name, no matter which program made it. A lost one counts
+/// too: a second session of lunbd would have the same ISID, and at each login of one of them the
+/// target would end the other (RFC 7143, 6.3.5). One that is being ended does not count.
+fn exists(roots: &Roots, name: &SessionName) -> Result<bool> {
     for session in IscsiSession::all(roots)? {
-        let is_it = session.name()?.as_ref() == Some(name);
-        if is_it && session.state()?.as_deref() == Some(IscsiSession::LOGGED_IN) {
-            return Ok(true);
+        if session.name()?.as_ref() == Some(name) {
+            let status = session.connection_status()?;
+            if status.is_some_and(|status| status != ConnectionStatus::Ending) {
+                return Ok(true);
+            }
         }
     }
     Ok(false)
@@ -109,6 +114,31 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::error::ErrorKind;
+    use crate::iscsi::FakeSession;
+
+    #[test]
+    fn a_lost_session_is_not_made_a_second_time_and_one_that_is_being_ended_is() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let name = SessionName {
+            initiator: "iqn.2026-01.example:host".parse().unwrap(),
+            target: "iqn.2026-01.example:array".parse().unwrap(),
+            // No server listens there.
+            portal: "127.0.0.1:1".parse().unwrap(),
+        };
+        let options = SessionOptions::new(name.initiator.clone());
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let log_in = || log_in(&roots, &name, &options, deadline);
+        let session = FakeSession::add(&roots, 3, &name);
+        assert!(log_in().unwrap().is_none());
+        session.lose();
+        assert!(log_in().unwrap().is_none());
+        session.set("state", IscsiSession::FREE);
+        assert!(log_in().unwrap().is_none());
+        session.set_connection("state", "down");
+        assert_eq!(log_in().unwrap_err().kind(), ErrorKind::Unreachable);
+    }
 
     #[test]
     fn a_session_made_for_nothing_is_ended_also_where_no_thread_can_be_started() {

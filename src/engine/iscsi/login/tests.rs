@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::error::ErrorKind;
+use crate::iscsi::FakeSession;
 use crate::kernel::Roots;
 
 fn candidate(source: &Source, session: Option<SessionId>) -> TargetRoute<'_> {
@@ -69,4 +70,28 @@ fn a_session_that_another_process_has_ended_is_looked_for_again() {
             lock_sessions_shared(&engine, &[gone], &request, &mut sessions, deadline);
         assert_eq!(routes_are_current.unwrap(), !is_down);
     }
+}
+
+/// Without a device it would be ended and made again; its device may be in use.
+#[test]
+fn an_attach_over_a_session_that_stays_down_with_devices_fails_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let name = SessionName {
+        initiator: "iqn.2026-01.example:one".parse().unwrap(),
+        target: "iqn.2003-01.org.lunbd:a".parse().unwrap(),
+        portal: "127.0.0.1:1".parse().unwrap(),
+    };
+    let session = FakeSession::add(&roots, 3, &name);
+    session.lose();
+    session.add_unit(1);
+    let engine = Engine::start(roots).unwrap();
+    let source: Source = "iscsi://127.0.0.1:1/iqn.2003-01.org.lunbd:a/2"
+        .parse()
+        .unwrap();
+    let request = AttachRequest::new(source).log_in(SessionOptions::new(name.initiator));
+    let deadline = Deadline::after(Duration::from_secs(60));
+    let error = engine.attach(&request, deadline).unwrap_err();
+    assert!(error.to_string().contains("FAILED"), "{error:#}");
+    assert!(!deadline.has_passed());
 }
