@@ -34,7 +34,6 @@ pub use recovery::{
     SessionNotice, SessionWaker, SessionWatch, connect_again, logout_for_relogin,
     rebind_connection, stop_connection,
 };
-pub(crate) use session::Proof;
 #[cfg(test)]
 pub(crate) use session::fake::FakeSession;
 pub use session::{
@@ -42,6 +41,7 @@ pub use session::{
     SessionOptions, UnmetSetting, connect, destroy_incomplete, hand_over, has_driver,
     lock_creation, log_out,
 };
+pub(crate) use session::{Proof, has_incomplete};
 pub use tunables::{Tunable, Tunables};
 
 use crate::error::{Error, ErrorKind, Result};

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lunbd::engine::{
@@ -259,6 +259,34 @@ fn a_session_with_mutual_chap_is_reported_and_not_dialled_without_such_credentia
 }
 
 #[test]
+fn the_source_of_the_credentials_gets_no_more_time_than_the_call_has() {
+    const LIMIT: Duration = Duration::from_secs(2);
+    let machine = Machine::new();
+    machine.add(1);
+    machine.lose(1);
+    let asked: Arc<Mutex<Vec<Duration>>> = Arc::default();
+    let times = Arc::clone(&asked);
+    let options = SessionRecoveryOptions::new().credentials_within(move |_, deadline| {
+        times.lock().push(deadline.remaining());
+        Ok(None)
+    });
+    let source = format!(
+        "iscsi://127.0.0.1:{}/iqn.2026-01.example:array1/1",
+        machine.port
+    );
+    let source = source.parse().unwrap();
+    let healed = machine
+        .engine
+        .heal_sessions(&source, &options, Deadline::after(LIMIT));
+    assert_eq!(failures(&healed.unwrap()).len(), 1);
+    let asked = asked.lock();
+    assert!(
+        asked.len() > 1 && asked.iter().all(|time| *time <= LIMIT),
+        "{asked:?}"
+    );
+}
+
+#[test]
 fn credentials_whose_source_panics_are_asked_for_again() {
     let machine = Machine::new();
     machine.add(1);
@@ -401,8 +429,8 @@ fn a_session_at_which_another_process_is_at_work_is_left_to_it() {
     let machine = Machine::new();
     machine.add(1);
     machine.lose(1);
-    let asked = std::sync::Arc::new(Mutex::new(None));
-    let mine = std::sync::Arc::clone(&asked);
+    let asked = Arc::new(Mutex::new(None));
+    let mine = Arc::clone(&asked);
     let options = SessionRecoveryOptions::new().credentials(move |name| {
         *mine.lock() = Some(name.isid());
         Ok(None)

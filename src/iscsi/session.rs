@@ -29,6 +29,7 @@ use sha2::{Digest as _, Sha256};
 
 pub use facts::SessionFacts;
 pub use hand_over::hand_over;
+pub(crate) use incomplete::has_incomplete;
 pub use incomplete::{destroy_incomplete, lock_creation};
 pub use iscsi_session::{ConnectionStatus, Digests, IscsiSession};
 pub use logout::log_out;

@@ -130,6 +130,21 @@ impl Control {
         Ok(())
     }
 
+    /// Returns when the kernel has ended the requests that other processes made before: it works
+    /// on one at a time. This request is for no session, so the kernel refuses it.
+    pub(crate) fn wait_for_earlier_requests(&mut self) -> Result<()> {
+        let nothing = Request::SetParam {
+            sid: u32::MAX,
+            cid: CID,
+            param: Param::RecoveryTimeout,
+            value: "0",
+        };
+        match self.ask(&nothing, "set a parameter of no session") {
+            Err(error) if error.errno() == Some(Errno::EINVAL as i32) => Ok(()),
+            done => done,
+        }
+    }
+
     /// `ISCSI_UEVENT_SET_HOST_PARAM`: sets a parameter of a session's SCSI host.
     pub(crate) fn set_of_host(
         &mut self,

@@ -13,8 +13,6 @@ use crate::id::Iqn;
 
 /// The pause after the kernel's notices became unavailable.
 const RETRY_PAUSE: Duration = Duration::from_secs(30);
-/// How long reading a file of secrets may take.
-const SECRETS_LIMIT: Duration = Duration::from_secs(10);
 
 impl Reconciler {
     /// Runs from when a volume with a login is wanted, or at once if an earlier process left
@@ -82,13 +80,12 @@ impl Reconciler {
     fn recovery_options(&self) -> SessionRecoveryOptions {
         let shared = Arc::clone(&self.shared);
         let recorded = self.journal.credentials_of_sessions();
-        let options = SessionRecoveryOptions::new().credentials(move |session| {
+        let options = SessionRecoveryOptions::new().credentials_within(move |session, deadline| {
             // The wanted volumes take precedence over what the journal recorded.
             let wanted = shared.state().desired().credentials_of(session);
             let source = wanted.or_else(|| recorded(session));
             let (target, portal) = (&session.target, &session.portal);
-            let limit = Deadline::after(SECRETS_LIMIT);
-            let secrets = source.map(|source| source.read(Some(target), portal, limit));
+            let secrets = source.map(|source| source.read(Some(target), portal, deadline));
             secrets.transpose()
         });
         let (header, data) = self.digests();

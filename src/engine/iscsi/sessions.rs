@@ -49,8 +49,8 @@ pub(super) fn destroy_abandoned(
     Ok(lock)
 }
 
-/// Ends the unnamed sessions that logins of dead processes have left.
-#[cfg(feature = "journal")]
+/// Ends the unnamed sessions that logins of dead processes have left, no matter under which
+/// name they logged in.
 pub(in crate::engine) fn destroy_incomplete(
     roots: &Roots,
     deadline: Deadline,
@@ -64,6 +64,20 @@ pub(in crate::engine) fn destroy_incomplete(
         abandoned.into_iter().for_each(DeviceLock::abandon);
     }
     ended
+}
+
+/// Does the same for a login under another name. Its own session does not depend on it, so only
+/// the log reports a failure.
+pub(super) fn destroy_incomplete_best_effort(roots: &Roots, deadline: Deadline) {
+    let ended = iscsi::has_incomplete(roots).and_then(|has_some| {
+        // Mostly there is none, and then no other login lock is tried.
+        has_some
+            .then(|| destroy_incomplete(roots, deadline))
+            .transpose()
+    });
+    if let Err(error) = ended {
+        tracing::warn!(%error, "lunbd could not end a session that a killed login left");
+    }
 }
 
 /// Shares the lock to use a session of lunbd; returns `None` for a session of another

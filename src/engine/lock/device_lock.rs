@@ -144,7 +144,6 @@ impl DeviceLock {
     }
 
     /// Takes the locks whose names begin with `prefix` and whose holders died with them.
-    #[cfg(feature = "journal")]
     pub(in crate::engine) fn take_abandoned(roots: &Roots, prefix: &str) -> Result<Vec<Self>> {
         let folder = run_dir::path(roots);
         let mut abandoned = Vec::new();

@@ -41,7 +41,7 @@ pub fn lock_creation(roots: &Roots, deadline: Deadline) -> Result<CreateGuard> {
 /// stage `session`.
 pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<SessionId>> {
     // Mostly there is none, and then no login has to wait.
-    if incomplete_sessions(roots)?.is_empty() {
+    if !has_incomplete(roots)? {
         return Ok(Vec::new());
     }
     let guard = CreateGuard::wait(roots, deadline).map_err(|error| error.at(Stage::Session))?;
@@ -54,7 +54,14 @@ pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<Sessi
         move || {
             let mut control = Control::open(&roots)?;
             let mut ended = Vec::new();
-            for session in incomplete_sessions(&roots)? {
+            let sessions = incomplete_sessions(&roots)?;
+            // The kernel shows a session of iscsid before it stores its creator
+            // (`iscsi_if_create_session`), and until then it looks like one of ours.
+            control.wait_for_earlier_requests()?;
+            for session in sessions {
+                if !session.is_incomplete(&roots)? {
+                    continue;
+                }
                 let destroyed = destroy_and_wait(&mut control, &session, deadline);
                 // Another process was logging it out.
                 if matches!(destroyed, Ok(false)) || (destroyed.is_err() && !session.is_there()) {
@@ -68,6 +75,12 @@ pub fn destroy_incomplete(roots: &Roots, deadline: Deadline) -> Result<Vec<Sessi
             Ok(ended)
         },
     )
+}
+
+/// Whether there are sessions that [`destroy_incomplete`] may destroy: a process is making them, or
+/// was killed while it did.
+pub(crate) fn has_incomplete(roots: &Roots) -> Result<bool> {
+    Ok(!incomplete_sessions(roots)?.is_empty())
 }
 
 fn incomplete_sessions(roots: &Roots) -> Result<Vec<IscsiSession>> {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::process::Output;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lunbd::iscsi::INITIATOR_NAME_FILE;
 use vm_tests::guest;
@@ -78,6 +78,36 @@ fn heal_recovers_once_a_lost_session_that_no_process_maintains() {
         code == Some(3) && text.contains("attach --log-in"),
         "{text}"
     );
+    let detached = guest::lunbd(&["detach", &uri]);
+    assert!(detached.status.success(), "{}", said(&detached));
+    nothing_is_left();
+}
+
+/// A file on a file server that does not answer waits as a pipe does that no process writes.
+#[test]
+fn heal_ends_in_time_if_the_file_of_its_secrets_does_not_answer() {
+    const FILE: &str = "/tmp/heal-chap";
+    iscsi_tcp::prepare();
+    let target = IscsiTarget::serve(IQN, &[1], 8 << 20);
+    let uri = target.uri(&[0], 1);
+    let attached = guest::lunbd(&["attach", &uri, "--log-in"]);
+    assert!(attached.status.success(), "{}", said(&attached));
+    let session = the_only_session();
+    target.portal_down(0);
+    guest::wait_until("the session to be lost", Duration::from_secs(60), || {
+        (session.state() != "LOGGED_IN").then_some(())
+    });
+    nix::unistd::mkfifo(FILE, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let start = Instant::now();
+    // One attempt takes at most 10 s of it.
+    let healed = guest::lunbd(&["heal", &uri, "--timeout", "12s", "--chap-file", FILE]);
+    let took = start.elapsed();
+    assert_eq!(healed.status.code(), Some(1), "{}", said(&healed));
+    assert!(took < Duration::from_secs(17), "{took:?}");
+    fs::remove_file(FILE).unwrap();
+    target.portal_up(0);
+    let healed = guest::lunbd(&["heal", &uri, "--timeout", "60s"]);
+    assert!(healed.status.success(), "{}", said(&healed));
     let detached = guest::lunbd(&["detach", &uri]);
     assert!(detached.status.success(), "{}", said(&detached));
     nothing_is_left();

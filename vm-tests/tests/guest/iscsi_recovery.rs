@@ -428,3 +428,23 @@ fn a_session_without_names_is_ended_if_a_login_of_lunbd_died_and_no_login_is_run
     place.require_clean("ended");
     nothing_is_left();
 }
+
+#[test]
+fn the_next_login_ends_a_session_without_names_of_a_killed_login_under_another_name() {
+    iscsi_tcp::prepare();
+    let engine = engine();
+    let target = IscsiTarget::serve(IQN, &[1], MIB);
+    drop(make_a_session_without_names());
+    let left = the_only_session();
+    // No login of lunbd has died: another program may be making it.
+    let attached = attach(&engine, &target, 1, options());
+    assert_eq!(sessions().len(), 2);
+    assert_eq!(detach(&engine, &target, 1), [session_of(&attached)]);
+    fs::write("/run/lunbd/iscsi-login-800000000001.lock", "1").unwrap();
+    let attached = attach(&engine, &target, 1, options());
+    let session = session_of(&attached);
+    assert_ne!(session, left.id);
+    assert_eq!(the_only_session().id, session);
+    assert_eq!(detach(&engine, &target, 1), [session]);
+    nothing_is_left();
+}

@@ -7,7 +7,7 @@ use clap::Args;
 use lunbd::engine::{NbdOptions, SessionRecoveryOptions};
 use lunbd::id::{BackendId, VolumeId};
 use lunbd::iscsi::{Credentials, CredentialsFile};
-use lunbd::{Deadline, Error, ErrorKind, Source};
+use lunbd::{Error, ErrorKind, Source};
 
 use super::limit::limit;
 
@@ -95,14 +95,11 @@ impl Heal {
 
     /// The options with which sessions are logged in again.
     pub(crate) fn recovery_options(&self) -> SessionRecoveryOptions {
-        /// A file system that does not answer delays one login, and not all of them.
-        const TO_READ: Duration = Duration::from_secs(10);
         let file = self.chap_file.clone();
-        let patience = self.timeout.min(TO_READ);
         let options = SessionRecoveryOptions::new().digests(self.digests, self.digests);
-        options.credentials(move |session| match &file {
+        options.credentials_within(move |session, deadline| match &file {
             Some(file) => {
-                let known = CredentialsFile::read_within(file, Deadline::after(patience))?;
+                let known = CredentialsFile::read_within(file, deadline)?;
                 Ok(known.find(Some(&session.target), &session.portal).cloned())
             }
             None => Credentials::from_environment(),

@@ -7,7 +7,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::deadline::Deadline;
-use crate::engine::iscsi::sessions::{destroy_abandoned, end_if_unused, login_lock_name};
+use crate::engine::iscsi::sessions::{
+    destroy_abandoned, destroy_incomplete_best_effort, end_if_unused, login_lock_name,
+};
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::error::Result;
 use crate::iscsi::{self, ConnectionStatus, IscsiSession, SessionName, SessionOptions};
@@ -75,6 +77,7 @@ pub(super) fn log_in(
 ) -> Result<Option<NewSession>> {
     let lock = DeviceLock::take(roots, &login_lock_name(name), deadline)?;
     let lock = destroy_abandoned(roots, lock, deadline)?;
+    destroy_incomplete_best_effort(roots, deadline.half());
     if exists(roots, name)? {
         return Ok(None);
     }

@@ -78,7 +78,7 @@ impl RecoveryAttempt {
             return Ok(AttemptOutcome::NotOurs);
         };
         // Reading the credentials may take long, so it happens before the lock.
-        let options = self.options(&name);
+        let options = self.options(&name, deadline);
         // The login lock admits one process to a session, whether it logs in or recovers.
         let Some(lock) = DeviceLock::try_take(roots, &login_lock_name(&name))? else {
             return Ok(AttemptOutcome::NotOurs);
@@ -120,13 +120,13 @@ impl RecoveryAttempt {
         Ok(AttemptOutcome::Recovered)
     }
 
-    fn options(&self, name: &SessionName) -> Result<SessionOptions> {
+    fn options(&self, name: &SessionName, deadline: Deadline) -> Result<SessionOptions> {
         let Digests { header, data } = self.digests()?;
         let options = SessionOptions::new(name.initiator.clone())
             .digests(header, data)
             .with_settings_of(&self.session)?;
         let credentials = match &self.credentials {
-            Some(ask) => ask(name)?,
+            Some(ask) => ask(name, deadline)?,
             None => None,
         };
         let options = if self.session.requires_digests()? {

@@ -4,10 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::deadline::Deadline;
 use crate::error::Result;
 use crate::iscsi::{Credentials, Digests, SessionName};
 
-pub(super) type CredentialsFn = dyn Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync;
+pub(super) type CredentialsFn =
+    dyn Fn(&SessionName, Deadline) -> Result<Option<Credentials>> + Send + Sync;
 
 /// The data that a re-login needs and that the kernel does not keep.
 #[derive(Clone, Default)]
@@ -30,8 +32,18 @@ impl SessionRecoveryOptions {
     /// `ask` that takes longer than 10 seconds the login never succeeds.
     #[must_use]
     pub fn credentials(
-        mut self,
+        self,
         ask: impl Fn(&SessionName) -> Result<Option<Credentials>> + Send + Sync + 'static,
+    ) -> Self {
+        self.credentials_within(move |session, _| ask(session))
+    }
+
+    /// As [`credentials`](Self::credentials), for a source that may not answer: `ask` must
+    /// return by the deadline that it gets, which is that of the login.
+    #[must_use]
+    pub fn credentials_within(
+        mut self,
+        ask: impl Fn(&SessionName, Deadline) -> Result<Option<Credentials>> + Send + Sync + 'static,
     ) -> Self {
         self.credentials = Some(Arc::new(ask));
         self
