@@ -8,8 +8,10 @@ use super::reconciler::Reconciler;
 use super::state::State;
 use crate::deadline::Deadline;
 use crate::engine::SessionRecoveryOptions;
+use crate::engine::journal::VolumeSpec;
 use crate::error::Result;
 use crate::id::Iqn;
+use crate::iscsi::{Digests, SessionName};
 
 /// The pause after the kernel's notices became unavailable.
 const RETRY_PAUSE: Duration = Duration::from_secs(30);
@@ -88,20 +90,58 @@ impl Reconciler {
             let secrets = source.map(|source| source.read(Some(target), portal, deadline));
             secrets.transpose()
         });
-        let (header, data) = self.digests();
-        options.digests(header, data)
-    }
-
-    /// The digests that any wanted or recorded volume asks for. The recovery offers them
-    /// for a session whose digests are unknown, and the target chooses.
-    fn digests(&self) -> (bool, bool) {
-        let records = self.journal.records();
-        let state = self.shared.state();
-        let wanted = state.desired().iter().map(|(_, spec)| spec);
-        let specs = wanted.chain(records.iter().map(|record| &record.spec));
-        let logins = specs.filter_map(|spec| spec.log_in.as_ref());
-        logins.fold((false, false), |(header, data), how| {
-            (header || how.header_digest, data || how.data_digest)
+        let shared = Arc::clone(&self.shared);
+        let records = self.journal.records().into_iter();
+        let recorded: Vec<VolumeSpec> = records.map(|record| record.spec).collect();
+        options.digests_of(move |session| {
+            let state = shared.state();
+            let wanted = state.desired().iter().map(|(_, spec)| spec);
+            digests_of(wanted.chain(&recorded), session)
         })
+    }
+}
+
+/// The digests that any of the volumes of this session asks for. The recovery offers them for a
+/// session whose digests are unknown, and the target chooses.
+fn digests_of<'a>(volumes: impl Iterator<Item = &'a VolumeSpec>, session: &SessionName) -> Digests {
+    let logins = volumes.filter_map(|spec| spec.log_in_of(session));
+    logins.fold(Digests::default(), |digests, how| Digests {
+        header: digests.header || how.header_digest,
+        data: digests.data || how.data_digest,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::AttachRequest;
+    use crate::id::Source;
+    use crate::iscsi::SessionOptions;
+
+    #[test]
+    fn a_session_is_offered_the_digests_of_its_own_volumes_alone() {
+        let initiator: Iqn = "iqn.2026-01.example:host".parse().unwrap();
+        let volume = |target: &str, header, data| {
+            let source = format!("iscsi://10.0.0.1/iqn.2026-01.example:{target}/1");
+            let options = SessionOptions::new(initiator.clone()).digests(header, data);
+            VolumeSpec::of(&AttachRequest::new(source.parse::<Source>().unwrap()).log_in(options))
+        };
+        let volumes = [
+            volume("one", true, false),
+            volume("one", false, false),
+            volume("other", true, true),
+        ];
+        let offered = |target: &str| {
+            let session = SessionName {
+                initiator: initiator.clone(),
+                target: format!("iqn.2026-01.example:{target}").parse().unwrap(),
+                portal: "10.0.0.1".parse().unwrap(),
+            };
+            let Digests { header, data } = digests_of(volumes.iter(), &session);
+            (header, data)
+        };
+        assert_eq!(offered("one"), (true, false));
+        assert_eq!(offered("other"), (true, true));
+        assert_eq!(offered("third"), (false, false));
     }
 }

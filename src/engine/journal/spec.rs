@@ -178,6 +178,11 @@ impl VolumeSpec {
 
     /// Where the CHAP secrets of a session of this volume are.
     pub(crate) fn credentials_of(&self, session: &SessionName) -> Option<&CredentialsSource> {
+        self.log_in_of(session)?.credentials.as_ref()
+    }
+
+    /// How this volume logs in to a session, if the session is one of its own.
+    pub(crate) fn log_in_of(&self, session: &SessionName) -> Option<&LogInSpec> {
         let is_of = |source: &Source| match source {
             Source::Iscsi(uri) => {
                 *uri.target() == session.target && uri.portals().contains(&session.portal)
@@ -186,7 +191,7 @@ impl VolumeSpec {
         };
         let log_in = self.log_in.as_ref()?;
         let is_ours = log_in.initiator == session.initiator && self.sources.iter().any(is_of);
-        log_in.credentials.as_ref().filter(|_| is_ours)
+        is_ours.then_some(log_in)
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::iscsi::recovery::devices;
-use crate::engine::iscsi::recovery::options::{ATTEMPT_LIMIT, CredentialsFn};
+use crate::engine::iscsi::recovery::options::{ATTEMPT_LIMIT, CredentialsFn, DigestsFn};
 use crate::engine::iscsi::recovery::spawn::spawn;
 use crate::engine::iscsi::sessions::{destroy_abandoned, lock_session_shared, login_lock_name};
 use crate::engine::lock::device_lock::DeviceLock;
@@ -31,7 +31,7 @@ pub(super) struct RecoveryAttempt {
     pub(super) credentials: Option<Arc<CredentialsFn>>,
     /// `None` if no process of lunbd that still runs has seen them.
     pub(super) known_digests: Option<Digests>,
-    pub(super) digests_if_unknown: Digests,
+    pub(super) digests_if_unknown: Option<Arc<DigestsFn>>,
     /// Whether to log out of the target first.
     pub(super) logs_out_first: bool,
 }
@@ -121,7 +121,7 @@ impl RecoveryAttempt {
     }
 
     fn options(&self, name: &SessionName, deadline: Deadline) -> Result<SessionOptions> {
-        let Digests { header, data } = self.digests()?;
+        let Digests { header, data } = self.digests(name)?;
         let options = SessionOptions::new(name.initiator.clone())
             .digests(header, data)
             .with_settings_of(&self.session)?;
@@ -148,11 +148,12 @@ impl RecoveryAttempt {
     /// its pages stable while they are written. `iscsi_tcp` decides that when the disk appears,
     /// from the digest that the session has then. On another disk a page may change after its
     /// digest was made, and the target would drop each new connection.
-    fn digests(&self) -> Result<Digests> {
+    fn digests(&self, name: &SessionName) -> Result<Digests> {
         if let Some(known) = self.known_digests {
             return Ok(known);
         }
-        let Digests { header, data } = self.digests_if_unknown;
+        let wanted = self.digests_if_unknown.as_ref().map(|ask| ask(name));
+        let Digests { header, data } = wanted.unwrap_or_default();
         let data = data && devices::keep_pages_stable(&self.roots, &self.session)?;
         Ok(Digests { header, data })
     }

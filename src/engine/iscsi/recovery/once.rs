@@ -77,7 +77,7 @@ fn heal_session(
         session: session.clone(),
         credentials: options.credentials.clone(),
         known_digests: None,
-        digests_if_unknown: options.digests,
+        digests_if_unknown: options.digests.clone(),
         logs_out_first: false,
     };
     let mut tries = 0;

@@ -11,11 +11,13 @@ use crate::iscsi::{Credentials, Digests, SessionName};
 pub(super) type CredentialsFn =
     dyn Fn(&SessionName, Deadline) -> Result<Option<Credentials>> + Send + Sync;
 
+pub(super) type DigestsFn = dyn Fn(&SessionName) -> Digests + Send + Sync;
+
 /// The data that a re-login needs and that the kernel does not keep.
 #[derive(Clone, Default)]
 pub struct SessionRecoveryOptions {
     pub(super) credentials: Option<Arc<CredentialsFn>>,
-    pub(super) digests: Digests,
+    pub(super) digests: Option<Arc<DigestsFn>>,
 }
 
 impl SessionRecoveryOptions {
@@ -55,8 +57,17 @@ impl SessionRecoveryOptions {
     /// offered only if each disk of the session keeps its pages stable during writes
     /// (`queue/stable_writes`), as all disks do that appeared while the session had it.
     #[must_use]
-    pub fn digests(mut self, header: bool, data: bool) -> Self {
-        self.digests = Digests { header, data };
+    pub fn digests(self, header: bool, data: bool) -> Self {
+        self.digests_of(move |_| Digests { header, data })
+    }
+
+    /// As [`digests`](Self::digests), with those that `ask` returns for a session.
+    #[must_use]
+    pub(crate) fn digests_of(
+        mut self,
+        ask: impl Fn(&SessionName) -> Digests + Send + Sync + 'static,
+    ) -> Self {
+        self.digests = Some(Arc::new(ask));
         self
     }
 }
@@ -65,7 +76,7 @@ impl fmt::Debug for SessionRecoveryOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionRecoveryOptions")
             .field("asks_for_credentials", &self.credentials.is_some())
-            .field("digests", &self.digests)
+            .field("asks_for_digests", &self.digests.is_some())
             .finish()
     }
 }

@@ -41,7 +41,7 @@ impl SessionRecovery {
             session: recovery.session().clone(),
             credentials: self.options.credentials.clone(),
             known_digests: known,
-            digests_if_unknown: self.options.digests,
+            digests_if_unknown: self.options.digests.clone(),
             logs_out_first: recovery.must_log_out(),
         };
         recovery.begin_attempt(Instant::now() + attempt::ATTEMPT_OVERDUE);
