@@ -23,8 +23,8 @@ pub(crate) struct Iscsi {
     #[arg(long)]
     log_in: bool,
 
-    /// Offer the target checksums over headers and data (CRC32C), or require them:
-    /// --digests=require.
+    /// Offer the target checksums over headers and data (CRC32C), or require them, also of an
+    /// existing session: --digests=require.
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "offer", requires = "log_in")]
     digests: Option<Digests>,

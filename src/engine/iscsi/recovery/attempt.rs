@@ -158,7 +158,7 @@ impl RecoveryAttempt {
         Ok(Digests { header, data })
     }
 
-    fn is_lost(&self) -> Result<bool> {
+    pub(super) fn is_lost(&self) -> Result<bool> {
         let connection_status = self.session.connection_status()?;
         Ok(connection_status.is_some_and(iscsi::ConnectionStatus::is_lost))
     }

@@ -23,7 +23,7 @@ use crate::scsi::{self, CallScheduler, ScsiDevice, State};
 /// `transport-offline` runs again by itself. This overrules no other program: the kernel
 /// itself has set devices to running that were offline before the loss. A rescan during
 /// the loss leaves a disk without a size.
-pub(super) fn make_devices_usable(
+fn make_devices_usable(
     roots: &Roots,
     scheduler: &CallScheduler,
     session: &IscsiSession,
@@ -58,8 +58,8 @@ pub(super) fn make_devices_usable(
     }
 }
 
-/// Does the same for a session that was just recovered, and returns early if the session is lost
-/// again: the writes then wait for I/O on the session, and so for its next login.
+/// Does the same while the session is logged in, and returns early if it is lost: the writes then
+/// wait for I/O on the session, and so for its next login.
 pub(super) fn make_devices_usable_unless_lost(
     roots: &Roots,
     scheduler: &CallScheduler,

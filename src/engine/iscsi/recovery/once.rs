@@ -99,16 +99,16 @@ impl RecoveryAttempt {
             match self.session.connection_status()? {
                 None | Some(ConnectionStatus::Ending) => return Ok(SessionRecoveryOutcome::Gone),
                 Some(ConnectionStatus::LoggedIn) => {
-                    devices::make_devices_usable(
-                        &self.roots,
-                        &self.scheduler,
-                        &self.session,
-                        deadline,
-                    );
-                    return Ok(SessionRecoveryOutcome::Healthy);
+                    let (roots, scheduler) = (&self.roots, &self.scheduler);
+                    let session = &self.session;
+                    devices::make_devices_usable_unless_lost(roots, scheduler, session, deadline);
+                    if !self.is_lost()? {
+                        return Ok(SessionRecoveryOutcome::Healthy);
+                    }
                 }
-                Some(ConnectionStatus::Lost | ConnectionStatus::GivenUp) => *tries += 1,
+                Some(ConnectionStatus::Lost | ConnectionStatus::GivenUp) => {}
             }
+            *tries += 1;
             let limit = deadline.at_most(ATTEMPT_LIMIT);
             let failure = match self.run(limit) {
                 Ok(AttemptOutcome::Recovered) => return Ok(SessionRecoveryOutcome::Recovered),
