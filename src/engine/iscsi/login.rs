@@ -13,6 +13,7 @@ use crate::engine::attach::AttachRequest;
 use crate::engine::attach::addresses::routes_to;
 use crate::engine::call::CallContext;
 use crate::engine::iscsi::login::log_in_all::log_in_all;
+use crate::engine::iscsi::login::requirements::refuse_unfit_sessions;
 use crate::engine::iscsi::login::sessions::Sessions;
 use crate::engine::iscsi::sessions::{end_if_down, lock_session_shared};
 use crate::error::{Error, Result, Stage};
@@ -133,9 +134,7 @@ fn candidates<'a>(
         }));
     }
     if let Some(options) = &request.log_in {
-        for candidate in &mut candidates {
-            candidate.refuse_unfit_session(engine, options, deadline)?;
-        }
+        refuse_unfit_sessions(engine, &mut candidates, options, deadline)?;
     }
     Ok(candidates)
 }

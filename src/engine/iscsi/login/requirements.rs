@@ -11,44 +11,47 @@ use crate::iscsi::{
 };
 use crate::transport::{MissingReason, RouteKind, RouteUnavailable};
 
-/// How long reading the place of the credentials may take, for a session that needs none.
+/// How long reading the credentials may take for sessions that exist, and so need no login.
 const SECRETS_LIMIT: Duration = Duration::from_secs(2);
 
-impl TargetRoute<'_> {
-    /// Refuses a session that does not have the digests or the proof which a login with these
-    /// options requires of the target.
-    pub(super) fn refuse_unfit_session(
-        &mut self,
-        engine: &Engine,
-        options: &SessionOptions,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let Some((_, session)) = session_of(engine, &self.route) else {
-            return Ok(());
+/// Refuses each session that does not have the digests or the proof which a login with these
+/// options requires of the target.
+pub(super) fn refuse_unfit_sessions(
+    engine: &Engine,
+    candidates: &mut [TargetRoute<'_>],
+    options: &SessionOptions,
+    deadline: Deadline,
+) -> Result<()> {
+    let secrets_deadline = deadline.at_most(SECRETS_LIMIT);
+    for candidate in candidates {
+        let Some((_, session)) = session_of(engine, &candidate.route) else {
+            continue;
         };
-        let (RouteKind::Iscsi { portal, .. }, Some(target), Ok(hctl)) =
-            (&self.route.via, self.target, &self.route.address)
-        else {
-            return Ok(());
+        let (RouteKind::Iscsi { portal, .. }, Some(target), Ok(hctl)) = (
+            &candidate.route.via,
+            candidate.target,
+            &candidate.route.address,
+        ) else {
+            continue;
         };
         let name = name_of(options, target, portal);
-        if let Some(refusal) = refusal(&session, options, &name, deadline)? {
-            self.route.address = Err(RouteUnavailable {
+        if let Some(refusal) = refusal(&session, options, &name, secrets_deadline)? {
+            candidate.route.address = Err(RouteUnavailable {
                 reason: MissingReason::NoSession,
                 text: refusal.to_string(),
                 hctl: Some(*hctl),
             });
-            self.refusal = Some(refusal);
+            candidate.refusal = Some(refusal);
         }
-        Ok(())
     }
+    Ok(())
 }
 
 fn refusal(
     session: &IscsiSession,
     options: &SessionOptions,
     name: &SessionName,
-    deadline: Deadline,
+    secrets_deadline: Deadline,
 ) -> Result<Option<Error>> {
     let refused = |kind, lacks: &str| {
         let message = format!(
@@ -70,7 +73,10 @@ fn refusal(
             return Ok(Some(refused(ErrorKind::InUse, lacks)));
         }
     }
-    if session.proven()? == Proven::Both || !requires_mutual_proof(options, name, deadline) {
+    if options.proof.is_none()
+        || session.proven()? == Proven::Both
+        || !requires_mutual_proof(options, name, secrets_deadline)
+    {
         return Ok(None);
     }
     if session.is_lunbd_owned()? {
@@ -88,16 +94,13 @@ fn requires_mutual_proof(options: &SessionOptions, name: &SessionName, deadline:
     match &options.proof {
         None => false,
         Some(Proof::Known(credentials)) => credentials.is_mutual(),
-        Some(Proof::At(source)) => {
-            let limit = deadline.at_most(SECRETS_LIMIT);
-            match source.read(Some(&name.target), &name.portal, limit) {
-                Ok(credentials) => credentials.is_mutual(),
-                Err(error) => {
-                    tracing::warn!(%name, %error, "unknown whether the target must prove itself");
-                    false
-                }
+        Some(Proof::At(source)) => match source.read(Some(&name.target), &name.portal, deadline) {
+            Ok(credentials) => credentials.is_mutual(),
+            Err(error) => {
+                tracing::warn!(%name, %error, "unknown whether the target must prove itself");
+                false
             }
-        }
+        },
     }
 }
 
@@ -106,7 +109,7 @@ mod tests {
     use super::*;
     use crate::engine::attach::AttachRequest;
     use crate::id::Source;
-    use crate::iscsi::{Credentials, FakeSession, Secret};
+    use crate::iscsi::{Credentials, CredentialsSource, FakeSession, Secret};
     use crate::kernel::Roots;
 
     const SOURCE: &str = "iscsi://127.0.0.1/iqn.2026-01.example:array/1";
@@ -165,6 +168,23 @@ mod tests {
         for (creator, credentials) in [("-1", one_way), ("812", mutual)] {
             let error = error_of(creator, options().credentials(credentials)).to_string();
             assert!(!error.contains("CHAP"), "{error}");
+        }
+    }
+    #[test]
+    fn the_file_of_the_credentials_says_whether_the_target_must_prove_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("chap");
+        let from_file = || options().credentials_from(CredentialsSource::File(path.clone()));
+        // A login is not needed, so a file that is gone does no harm.
+        let error = error_of("-1", from_file()).to_string();
+        assert!(!error.contains("credentials"), "{error}");
+        for (lines, is_refused) in [
+            ("user=host\nsecret=one\n", false),
+            ("user=host\nsecret=one\ntarget_secret=other\n", true),
+        ] {
+            std::fs::write(&path, lines).unwrap();
+            let error = error_of("-1", from_file()).to_string();
+            assert_eq!(error.contains("without mutual CHAP"), is_refused, "{error}");
         }
     }
 }
