@@ -13,7 +13,7 @@ use crate::engine::attach::AttachRequest;
 use crate::engine::attach::addresses::routes_to;
 use crate::engine::call::CallContext;
 use crate::engine::iscsi::login::log_in_all::log_in_all;
-use crate::engine::iscsi::login::requirements::refuse_unfit_sessions;
+use crate::engine::iscsi::login::requirements::{SECRETS_LIMIT, refusal};
 use crate::engine::iscsi::login::sessions::Sessions;
 use crate::engine::iscsi::sessions::{end_if_down, lock_session_shared};
 use crate::error::{Error, Result, Stage};
@@ -137,6 +137,39 @@ fn candidates<'a>(
         refuse_unfit_sessions(engine, &mut candidates, options, deadline)?;
     }
     Ok(candidates)
+}
+
+/// Refuses each session that does not have the digests or the proof which a login with these
+/// options requires of the target.
+fn refuse_unfit_sessions(
+    engine: &Engine,
+    candidates: &mut [TargetRoute<'_>],
+    options: &SessionOptions,
+    deadline: Deadline,
+) -> Result<()> {
+    let secrets_deadline = deadline.at_most(SECRETS_LIMIT);
+    for candidate in candidates {
+        let Some((_, session)) = session_of(engine, &candidate.route) else {
+            continue;
+        };
+        let (RouteKind::Iscsi { portal, .. }, Some(target), Ok(hctl)) = (
+            &candidate.route.via,
+            candidate.target,
+            &candidate.route.address,
+        ) else {
+            continue;
+        };
+        let name = name_of(options, target, portal);
+        if let Some(refusal) = refusal(&session, options, &name, secrets_deadline)? {
+            candidate.route.address = Err(RouteUnavailable {
+                reason: MissingReason::NoSession,
+                text: refusal.to_string(),
+                hctl: Some(*hctl),
+            });
+            candidate.refusal = Some(refusal);
+        }
+    }
+    Ok(())
 }
 
 /// The routes of the source; with `initiator`, only over that initiator's sessions,

@@ -3,51 +3,17 @@
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::engine::Engine;
-use crate::engine::iscsi::login::{TargetRoute, name_of, session_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::iscsi::{
     ConnectionStatus, Digests, IscsiSession, Proof, Proven, SessionName, SessionOptions,
 };
-use crate::transport::{MissingReason, RouteKind, RouteUnavailable};
 
 /// How long reading the credentials may take for sessions that exist, and so need no login.
-const SECRETS_LIMIT: Duration = Duration::from_secs(2);
+pub(super) const SECRETS_LIMIT: Duration = Duration::from_secs(2);
 
-/// Refuses each session that does not have the digests or the proof which a login with these
-/// options requires of the target.
-pub(super) fn refuse_unfit_sessions(
-    engine: &Engine,
-    candidates: &mut [TargetRoute<'_>],
-    options: &SessionOptions,
-    deadline: Deadline,
-) -> Result<()> {
-    let secrets_deadline = deadline.at_most(SECRETS_LIMIT);
-    for candidate in candidates {
-        let Some((_, session)) = session_of(engine, &candidate.route) else {
-            continue;
-        };
-        let (RouteKind::Iscsi { portal, .. }, Some(target), Ok(hctl)) = (
-            &candidate.route.via,
-            candidate.target,
-            &candidate.route.address,
-        ) else {
-            continue;
-        };
-        let name = name_of(options, target, portal);
-        if let Some(refusal) = refusal(&session, options, &name, secrets_deadline)? {
-            candidate.route.address = Err(RouteUnavailable {
-                reason: MissingReason::NoSession,
-                text: refusal.to_string(),
-                hctl: Some(*hctl),
-            });
-            candidate.refusal = Some(refusal);
-        }
-    }
-    Ok(())
-}
-
-fn refusal(
+/// Why a session does not do for a request: it lacks the digests or the proof which a login with
+/// these options requires of the target.
+pub(super) fn refusal(
     session: &IscsiSession,
     options: &SessionOptions,
     name: &SessionName,
@@ -107,6 +73,7 @@ fn requires_mutual_proof(options: &SessionOptions, name: &SessionName, deadline:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Engine;
     use crate::engine::attach::AttachRequest;
     use crate::id::Source;
     use crate::iscsi::{Credentials, CredentialsSource, FakeSession, Secret};
