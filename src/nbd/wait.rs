@@ -38,13 +38,15 @@ pub(crate) fn wait_until_closed(
 
 /// Waits until a device that was told to disconnect is free: no `pid`, no size,
 /// nothing in flight, no holder. The events `add` and `change` are not enough,
-/// because the kernel sends them before it is done.
+/// because the kernel sends them before it is done. A device that another thread than
+/// `connected_by` has connected was free before that.
 ///
 /// # Errors
 /// `TimedOut` at stage `confirm`. The device was told to disconnect, and the
 /// error names what is left.
 pub(crate) fn wait_until_free(
     device: &NbdDevice,
+    connected_by: Option<u32>,
     watch: &mut Watch,
     deadline: Deadline,
 ) -> Result<()> {
@@ -55,8 +57,11 @@ pub(crate) fn wait_until_free(
         let state = facts
             .as_ref()
             .map_or(State::Absent, |facts| facts.state(&Hints::default()));
+        let now = facts.as_ref().and_then(|facts| facts.pid);
+        let is_connected_anew = connected_by.zip(now).is_some_and(|(then, now)| then != now);
         // An opener of a free device concerns only the next connect.
-        if matches!(state, State::Free | State::Absent | State::OpenedByOther) {
+        if is_connected_anew || matches!(state, State::Free | State::Absent | State::OpenedByOther)
+        {
             return Ok(());
         }
         let turn = deadline.at_most(pauses.pause());
@@ -83,6 +88,38 @@ mod tests {
     use crate::nbd::device::Facts;
     use crate::nbd::refusal::{self, DeviceSnapshot};
     use crate::uevent::{Hub, HubOptions, Mode};
+
+    #[test]
+    fn a_device_that_another_client_connects_as_soon_as_it_is_free_was_free() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("block/nbd3");
+        fs::create_dir_all(dir.join("holders")).unwrap();
+        let show = |attribute: &str, text: &str| fs::write(dir.join(attribute), text).unwrap();
+        let connect = |pid, backend| {
+            for (attribute, text) in [("size", "8\n"), ("backend", backend), ("pid", pid)] {
+                show(attribute, text);
+            }
+        };
+        show("dev", "43:3\n");
+        show("inflight", "       0        0\n");
+        connect("1\n", "ours\n");
+        let index = NbdIndex::new(3).unwrap();
+        let device = NbdDevice::find(&roots, index).unwrap().unwrap();
+        let hub = Hub::start(&roots, &HubOptions::default().fed(Mode::Udev)).unwrap();
+        let mut watch = hub.watch("nbd3");
+        let mut wait = |connected_by, limit| {
+            let deadline = Deadline::after(Duration::from_millis(limit));
+            wait_until_free(&device, connected_by, &mut watch, deadline)
+        };
+        let error = wait(Some(1), 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        // The wait sees only that the device is connected again.
+        connect("2\n", "another\n");
+        wait(Some(1), 10_000).unwrap();
+        let error = wait(None, 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    }
 
     #[test]
     fn a_look_at_the_processes_that_does_not_end_leaves_the_refusal() {

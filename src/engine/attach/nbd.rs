@@ -161,12 +161,14 @@ fn rollback_connect(
     engine: &Engine,
     offer: &Offer<'_>,
     connected: &mut Connected,
+    let (device, watch) = (&connected.device, &mut connected.watch);
+    let connected_by = device.pid().ok().flatten();
     deadline: Deadline,
 ) -> Result<()> {
     let (roots, index) = (engine.roots(), connected.device.index());
     let locks = Box::new((Arc::clone(&offer.locks), Arc::clone(&connected.lock)));
     nbd::disconnect_under(locks, roots, index, deadline)?;
-    nbd::wait_until_free(&connected.device, &mut connected.watch, deadline)
+    nbd::wait_until_free(device, connected_by, watch, deadline)
 }
 
 /// Whether the kernel receives over each connection. If there is a single connection, the

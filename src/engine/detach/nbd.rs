@@ -134,7 +134,7 @@ fn disconnect(
         };
 
     call.enter(Stage::Confirm);
-    nbd::wait_until_free(device, &mut watch, deadline)?;
+    nbd::wait_until_free(device, connected_by, &mut watch, deadline)?;
     engine.nbd_offers.close(index);
 
     // A flush that hung has ended by now and recorded its result.
