@@ -16,7 +16,7 @@ use crate::engine::usage::write_back::{Claimed, claim_and_flush};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex};
 use crate::kernel::machine;
-use crate::nbd::{self, NbdDevice, NewTimeouts, Reconfigure, Refusal};
+use crate::nbd::{self, Link, NbdDevice, NewTimeouts, Reconfigure, Refusal};
 use crate::uevent;
 
 /// Detaches the device of this backend id, and no other.
@@ -107,18 +107,24 @@ fn disconnect(
         match claim_and_flush(engine, disk, request.flush_policy, &mut watch, call) {
             Err(error)
                 if !has_lost_before
-                    && was_disconnected(engine, index, backend, &error, deadline) =>
+                    && (error.kind(), error.stage()) == (ErrorKind::Io, Some(Stage::Flush))
+                    && was_disconnected(engine, index, backend, deadline) =>
             {
                 mark.clear();
-                let why = format!("it had been disconnected before this call: {error}");
+                let why = format!("{WAS_DISCONNECTED}: {error}");
                 (Flush::Unreachable(why), Vec::new(), None)
             }
             claimed => {
                 let Claimed {
                     claim,
-                    flush,
+                    mut flush,
                     not_looked_at,
                 } = claimed?;
+                // With no page to write and no cache to flush, the kernel sends nothing and reports
+                // success. An earlier call may have lost pages of the device, and has left no mark.
+                if flush == Flush::Done && was_disconnected(engine, index, backend, deadline) {
+                    flush = Flush::Unreachable(WAS_DISCONNECTED.to_owned());
+                }
                 call.enter(Stage::Disconnect);
                 let lock = |id| lock_connections_of(engine, device, id, deadline);
                 let connections = backend.map(lock).transpose()?;
@@ -158,22 +164,25 @@ fn disconnect(
     })
 }
 
-/// Whether a flush failed because the device had been disconnected. A device that a process has
-/// open stays until its last close, and fails all I/O. A kernel that does not tell (before 6.14,
-/// and stable kernels without that fix) leaves the failure a loss. So does a device without a
-/// backend id: the kernel gives the same answer for one that an ioctl has connected
-/// (`drivers/block/nbd.c`, `NBD_RT_BOUND`).
+const WAS_DISCONNECTED: &str = "it had been disconnected before this call";
+
+/// Whether the device had been disconnected. A device that a process has open stays until its last
+/// close, and fails all I/O. A kernel that does not tell (before 6.14, and stable kernels without
+/// that fix) leaves a failed flush a loss. So does a device without a backend id: the kernel gives
+/// the same answer for one that an ioctl has connected (`drivers/block/nbd.c`, `NBD_RT_BOUND`).
 fn was_disconnected(
     engine: &Engine,
     index: NbdIndex,
     backend: Option<&BackendId>,
-    failure: &Error,
     deadline: Deadline,
 ) -> bool {
     let Some(backend) = backend else {
         return false;
     };
-    if failure.kind() != ErrorKind::Io || failure.stage() != Some(Stage::Flush) {
+    // A disconnect ends each connection (`drivers/block/nbd.c`, `sock_shutdown`), so a live one
+    // saves the question.
+    let lives = |link: &Link| link.state().live > 0;
+    if engine.links.lock().get(&index).is_some_and(lives) {
         return false;
     }
     let question = Reconfigure::new(index, NewTimeouts::default()).backend(backend.clone());
@@ -262,7 +271,6 @@ mod tests {
     use crate::engine::nbd::known::current_links;
     use crate::id::Source;
     use crate::kernel::Roots;
-    use crate::nbd::Link;
 
     const SOURCE: &str = "nbd://192.0.2.1/vol-7";
 

@@ -325,6 +325,43 @@ fn a_repeated_detach_beside_a_reader_waits_for_the_reader_and_reports_no_loss() 
     );
 }
 
+/// The server has no flush, so that the kernel sends none to a device that has nothing to write.
+#[test]
+fn a_repeated_detach_of_a_device_that_was_disconnected_with_unwritten_data_is_not_safe() {
+    let _lazy = LazyWriteback::start();
+    let _module = NbdModule::with_backend_ids(1);
+    let store = Store::sparse(8 * MIB);
+    let server = NbdServer::of_nbd_server(&[("disk", store.path())], &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let attachment = attach(&engine, &uri);
+    assert_eq!(attribute(&attachment, "queue/write_cache"), "write through");
+    guest::udevd::settle();
+    let reader = Mutex::new(Some(keep_unwritten(&attachment.node)));
+    let disk = OpenOptions::new()
+        .write(true)
+        .open(&attachment.node)
+        .unwrap();
+    disk.write_all_at(&[0x5a; 4096], MIB).unwrap();
+    drop(disk);
+    let index = attachment.nbd_index().unwrap();
+    lunbd::nbd::disconnect(engine.roots(), index, soon()).unwrap();
+    let late = engine.detach(source(&uri), Deadline::after(Duration::from_secs(10)));
+    let error = late.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Confirm), "{error}");
+    let observer = StageObserver::new(move |stage| {
+        if stage == Stage::Confirm {
+            drop(reader.lock().unwrap().take());
+        }
+    });
+    let request = DetachRequest::new(source(&uri)).observe(observer);
+    let detachment = engine.detach(request, soon()).unwrap();
+    let stored = fs::read(store.path()).unwrap();
+    assert!(stored.iter().all(|byte| *byte == 0), "it was written back");
+    assert!(!detachment.safe_to_unmap, "{detachment:?}");
+    assert_free(&attachment);
+}
+
 #[test]
 fn a_device_that_a_process_has_open_for_writing_is_refused_by_name_and_serves_on() {
     let _module = NbdModule::with_backend_ids(4);
