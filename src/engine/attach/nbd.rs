@@ -17,7 +17,8 @@ use crate::engine::attach::{AttachRequest, Attachment};
 use crate::engine::call::CallContext;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::backend::{device_of_backend, lock_backend};
-use crate::engine::nbd::receivers::{self, ReceiverCheck, Sockets};
+use crate::engine::nbd::known::change_own_link;
+use crate::engine::nbd::receivers::{self, ReceiverCheck};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
 use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, TlsInfo};
@@ -104,14 +105,9 @@ fn attach_new(
     let written = connected.written;
     link.content = first.map(|first| KnownContent { first, written });
     link.tls.clone_from(&tls);
-    prove_new(
-        engine,
-        &offer,
-        connected,
-        link,
-        Served { content, tls },
-        call,
-    )
+    // An attach that times out leaves the device connected.
+    engine.links.lock().insert(connected.device.index(), link);
+    prove_new(engine, &offer, connected, Served { content, tls }, call)
 }
 
 /// Proves a device that this attach connected; `None` if it was disconnected again, so that the
@@ -120,14 +116,16 @@ fn prove_new(
     engine: &Engine,
     offer: &Offer<'_>,
     mut connected: Connected,
-    mut link: Link,
     served: Served,
     call: &mut CallContext,
 ) -> Result<Option<Attachment>> {
     let (deadline, device) = (call.deadline, &connected.device);
+    // One that has ended already counts too.
+    let all = |link: &mut Link| link.state().live + link.state().dead;
+    let connections = change_own_link(engine, device, offer.backend, all).unwrap_or(0);
     let checked = device
         .limit_requests(offer.export.maximum_payload(), deadline)
-        .and_then(|()| check_receivers(engine, device, &mut link, deadline));
+        .and_then(|()| receivers::check_own(engine, device, offer.backend, connections, deadline));
     let connects_again = matches!(checked, Ok(ReceiverCheck::NotAllReceive));
     let watch = &mut connected.watch;
     let proven = checked
@@ -135,13 +133,11 @@ fn prove_new(
         .and_then(|()| prove_nbd(engine, device, offer.request, served, watch, call))
         .and_then(|attachment| offer.compare(&attachment).map(|()| attachment));
     match proven {
-        Ok(attachment) => {
-            engine.links.lock().insert(device.index(), link);
-            Ok(Some(attachment))
-        }
+        Ok(attachment) => Ok(Some(attachment)),
         Err(error) if error.kind() == ErrorKind::TimedOut => Err(error),
         Err(error) => {
-            link.shut_down();
+            let link = engine.links.lock().remove(&device.index());
+            link.iter().for_each(Link::shut_down);
             let end = deadline.for_rollback();
             match rollback_connect(engine, offer, &mut connected, end) {
                 Ok(()) if connects_again && !end.has_passed() => Ok(None),
@@ -161,39 +157,14 @@ fn rollback_connect(
     engine: &Engine,
     offer: &Offer<'_>,
     connected: &mut Connected,
-    let (device, watch) = (&connected.device, &mut connected.watch);
-    let connected_by = device.pid().ok().flatten();
     deadline: Deadline,
 ) -> Result<()> {
     let (roots, index) = (engine.roots(), connected.device.index());
     let locks = Box::new((Arc::clone(&offer.locks), Arc::clone(&connected.lock)));
+    let (device, watch) = (&connected.device, &mut connected.watch);
+    let connected_by = device.pid().ok().flatten();
     nbd::disconnect_under(locks, roots, index, deadline)?;
     nbd::wait_until_free(device, connected_by, watch, deadline)
-}
-
-/// Whether the kernel receives over each connection. If there is a single connection, the
-/// settling proves this later.
-fn check_receivers(
-    engine: &Engine,
-    device: &NbdDevice,
-    link: &mut Link,
-    deadline: Deadline,
-) -> Result<ReceiverCheck> {
-    let state = link.state();
-    let connections = state.live + state.dead;
-    if connections < 2 {
-        return Ok(ReceiverCheck::AllReceive);
-    }
-    let (reads, roots) = (&engine.nbd_reads, engine.roots());
-    let look = || Sockets {
-        live: link.state().live,
-        unread_for: link.unread_for(),
-    };
-    let check = receivers::check(reads, device, roots, connections, look, deadline)?;
-    if check == ReceiverCheck::AllReceive {
-        link.note_receivers_began();
-    }
-    Ok(check)
 }
 
 /// Dials as many connections as the request wants and the server takes. Also returns what the

@@ -163,3 +163,15 @@ pub(in crate::engine) fn current_links<'a>(
     }
     links
 }
+
+/// Changes this process's link of the device, or only looks at it; `None` if there is none.
+pub(in crate::engine) fn change_own_link<T>(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+    change: impl FnOnce(&mut Link) -> T,
+) -> Option<T> {
+    let mut links = current_links(engine, device);
+    let link = links.get_mut(&device.index());
+    link.filter(|link| link.backend == *backend).map(change)
+}

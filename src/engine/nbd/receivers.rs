@@ -14,12 +14,14 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::deadline::{Backoff, Deadline};
+use crate::engine::Engine;
+use crate::engine::nbd::known::change_own_link;
 use crate::engine::nbd::reads::NbdReads;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::NbdIndex;
+use crate::id::{BackendId, NbdIndex};
 use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::{Roots, process, sysfs, worker};
-use crate::nbd::NbdDevice;
+use crate::nbd::{Link, NbdDevice};
 
 /// The longest time that a reply stays in a socket from which the kernel receives.
 pub(in crate::engine) const UNREAD_LIMIT: Duration = Duration::from_secs(2);
@@ -43,12 +45,12 @@ pub(in crate::engine) enum ReceiverCheck {
 }
 
 /// What the sockets of a device show.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::engine) struct Sockets {
+#[derive(Debug, Clone, Copy, Default)]
+struct Sockets {
     /// How many have not ended.
-    pub(in crate::engine) live: usize,
+    live: usize,
     /// How long a reply has stayed unread in one.
-    pub(in crate::engine) unread_for: Duration,
+    unread_for: Duration,
 }
 
 impl ReceiverCheck {
@@ -70,6 +72,34 @@ impl ReceiverCheck {
     }
 }
 
+/// Whether the kernel receives over each connection of this process, and has as many as
+/// `connections`. If that is one, any read of the device proves this.
+///
+/// # Errors
+/// Those of [`check`].
+pub(in crate::engine) fn check_own(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+    connections: usize,
+    deadline: Deadline,
+) -> Result<ReceiverCheck> {
+    if connections < 2 {
+        return Ok(ReceiverCheck::AllReceive);
+    }
+    let sockets = |link: &mut Link| Sockets {
+        live: link.state().live,
+        unread_for: link.unread_for(),
+    };
+    let look = || change_own_link(engine, device, backend, sockets).unwrap_or_default();
+    let (reads, roots) = (&engine.nbd_reads, engine.roots());
+    let check = check(reads, device, roots, connections, look, deadline)?;
+    if check == ReceiverCheck::AllReceive {
+        change_own_link(engine, device, backend, Link::note_receivers_began);
+    }
+    Ok(check)
+}
+
 /// Reads a block over each connection, past the page cache. The kernel chooses the
 /// connection by the processor from which a request comes. So this cannot read over a
 /// connection of which this process may use no processor, and over those beyond the number of
@@ -82,7 +112,7 @@ impl ReceiverCheck {
 ///
 /// # Errors
 /// `TimedOut` if a read has not returned by `deadline`.
-pub(in crate::engine) fn check(
+fn check(
     reads: &NbdReads,
     device: &NbdDevice,
     roots: &Roots,

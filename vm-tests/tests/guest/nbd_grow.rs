@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use lunbd::engine::{DetachVolume, Finding, HealOutcome, NbdOptions, ResizeRequest};
+use lunbd::error::Stage;
 use lunbd::id::VolumeId;
 use lunbd::nbd::Difference;
 use lunbd::reconcile::{Desired, Options, Reconciler};
@@ -97,6 +98,32 @@ fn a_device_whose_export_grew_at_nbdkit_grows_while_it_is_open_and_never_shrinks
     set_len(&store, LARGE);
     drop(opened);
     detach(&ours, &uri);
+}
+
+#[test]
+fn a_device_whose_attach_timed_out_grows_in_the_process_that_attached_it() {
+    let _module = NbdModule::with_backend_ids(2);
+    let store = Store::sparse(SMALL);
+    let server = NbdServer::nbdkit(At::tcp(), &["file", store.path().to_str().unwrap()]);
+    let (engine, uri) = (engine(), server.uri(""));
+    let options = NbdOptions::default()
+        .io_timeout(Duration::from_secs(5))
+        .connections(NonZeroU16::new(2).unwrap());
+    let request = AttachRequest::new(source(&uri)).nbd(options);
+    let held = guest::udevd::stopped();
+    let late = engine.attach(&request, Deadline::after(Duration::from_secs(15)));
+    let error = late.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(error.stage(), Some(Stage::Settle), "{error}");
+    drop(held);
+    let attachment = engine.attach(&request, soon()).unwrap();
+    assert!(!attachment.changed);
+    set_len(&store, LARGE);
+    let by_node = ResizeRequest::new(DetachTarget::Device(attachment.node.clone())).at_least(LARGE);
+    let resized = engine.resize(&by_node, soon()).unwrap();
+    assert_eq!((resized.old_size, resized.size), (SMALL, LARGE));
+    writes_its_last_block(&attachment.node, &store, LARGE);
+    detach(&engine, &uri);
 }
 
 #[test]

@@ -1,14 +1,18 @@
 //! An attach of a device that is attached already.
 
+use crate::deadline::Deadline;
 use crate::engine::Engine;
 use crate::engine::attach::nbd::content;
 use crate::engine::attach::nbd::prove::{Served, prove_nbd};
 use crate::engine::attach::{AttachRequest, Attachment};
 use crate::engine::call::CallContext;
-use crate::engine::nbd::known::{known_source, known_tls, require_answer, require_source};
+use crate::engine::nbd::known::{
+    change_own_link, known_source, known_tls, require_answer, require_source,
+};
+use crate::engine::nbd::receivers::{self, ReceiverCheck};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
-use crate::nbd::{self, NbdDevice};
+use crate::nbd::{self, Link, NbdDevice};
 
 /// Returns the device that is attached already, after it has proven it again.
 pub(super) fn attach_existing_nbd(
@@ -41,6 +45,7 @@ pub(super) fn attach_existing_nbd(
     let first = require_answer(engine, device, backend, call.deadline)?;
     let content = nbd::content_names(&first);
     content::require_expected(&request.nbd, Some(&content), uri)?;
+    require_receivers(engine, device, backend, call.deadline)?;
     let mut watch = engine.hub().watch(&device.index().name());
     let served = Served {
         content: Some(content),
@@ -49,6 +54,31 @@ pub(super) fn attach_existing_nbd(
     let mut attachment = prove_nbd(engine, device, request, served, &mut watch, call)?;
     attachment.changed = false;
     Ok(attachment)
+}
+
+/// Requires that the kernel receives over each live connection of this process. An attach or a
+/// heal that timed out may not have seen that.
+fn require_receivers(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+    deadline: Deadline,
+) -> Result<()> {
+    let unproven = |link: &mut Link| link.has_live_without_receiver().then(|| link.state().live);
+    let Some(live) = change_own_link(engine, device, backend, unproven).flatten() else {
+        return Ok(());
+    };
+    match receivers::check_own(engine, device, backend, live, deadline)? {
+        ReceiverCheck::AllReceive => Ok(()),
+        ReceiverCheck::NotAllReceive => {
+            let message = format!(
+                "nbd{} is attached, and the kernel does not receive over each of its connections: \
+                 heal it, or detach it",
+                device.index()
+            );
+            Err(Error::new(ErrorKind::NotReady, message).at(Stage::Probe))
+        }
+    }
 }
 
 /// Requires that a device that is wanted over TLS is known to use TLS. The kernel does not

@@ -169,3 +169,38 @@ fn a_repeated_attach_or_heal_of_a_device_that_hangs_has_one_thread_in_its_read()
     let writer = fs::OpenOptions::new().read(true).write(true).open(&node);
     drop(writer.unwrap());
 }
+
+#[test]
+fn a_repeated_attach_checks_the_connections_that_an_attach_without_an_end_has_left() {
+    let (_root, engine) = connected();
+    let roots = engine.roots();
+    fs::create_dir_all(&roots.dev).unwrap();
+    fs::write(roots.dev.join("nbd0"), [0; 4096]).unwrap();
+    let dir = roots.sysfs.join("block/nbd0");
+    fs::write(dir.join("size"), "8\n").unwrap();
+    fs::create_dir_all(dir.join("mq")).unwrap();
+    // One receiver runs.
+    for (pid, name) in [(2, "kthreadd"), (3, "kworker/u5:2+nbd0-recv")] {
+        let process = roots.proc.join(pid.to_string());
+        fs::create_dir_all(&process).unwrap();
+        fs::write(process.join("comm"), format!("{name}\n")).unwrap();
+        let stat = format!("{pid} ({name}) I 2 0 0 0 -1 {} 0\n", 0x0020_0000);
+        fs::write(process.join("stat"), stat).unwrap();
+    }
+    let pairs = [(); 2].map(|()| std::os::unix::net::UnixStream::pair().unwrap());
+    let (ours, _peers): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    let link = Link::new(
+        SOURCE.parse().unwrap(),
+        BackendId::derived(SOURCE),
+        ours.into_iter().map(Into::into).collect(),
+        nbd::NewTimeouts::default(),
+        Some(1),
+    );
+    let index = NbdIndex::new(0).unwrap();
+    engine.links.lock().insert(index, link);
+    let source: Source = SOURCE.parse().unwrap();
+    let error = refusal_of(&engine, &AttachRequest::new(source));
+    assert_eq!(error.kind(), ErrorKind::NotReady, "{error}");
+    assert!(error.to_string().contains("does not receive"), "{error}");
+    assert!(engine.links.lock().contains_key(&index));
+}

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
-use crate::engine::nbd::known::current_links;
-use crate::engine::nbd::receivers::{self, ReceiverCheck, Sockets, UNREAD_LIMIT};
+use crate::engine::nbd::known::change_own_link;
+use crate::engine::nbd::receivers::{self, ReceiverCheck, UNREAD_LIMIT};
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::nbd::Link;
@@ -29,17 +29,10 @@ impl NbdReconnect {
             if connections < 2 {
                 break;
             }
-            let look = || Sockets {
-                live: self.link_state(engine).map_or(0, |state| state.live),
-                unread_for: self.unread_for(engine),
-            };
-            let (reads, roots) = (&engine.nbd_reads, engine.roots());
-            let checked = receivers::check(reads, &self.device, roots, connections, look, deadline);
+            let checked =
+                receivers::check_own(engine, &self.device, &self.backend, connections, deadline);
             match checked {
-                Ok(ReceiverCheck::AllReceive) => {
-                    self.change_own_link(engine, Link::note_receivers_began);
-                    break;
-                }
+                Ok(ReceiverCheck::AllReceive) => break,
                 Ok(check) if self.unread_for(engine).is_zero() && !self.has_dead(engine) => {
                     return Ok(check.require(&self.device).err());
                 }
@@ -192,9 +185,7 @@ impl NbdReconnect {
         engine: &Engine,
         change: impl FnOnce(&mut Link) -> T,
     ) -> Option<T> {
-        let mut links = current_links(engine, &self.device);
-        let link = links.get_mut(&self.index());
-        link.filter(|link| link.backend == self.backend).map(change)
+        change_own_link(engine, &self.device, &self.backend, change)
     }
 
     fn has_unread_of_dead(&self, engine: &Engine) -> bool {
