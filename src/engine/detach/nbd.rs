@@ -205,9 +205,12 @@ fn lock_connected(
     let lock = DeviceLock::take(engine.roots(), &index.name(), deadline)?;
     let connected_by_now = device.pid()?;
     if connected_by_now.is_none() {
-        // An earlier disconnect, whose end no caller saw, has left this link.
+        // An earlier disconnect, whose end no caller saw, has left these.
         engine.links.lock().remove(&index);
         engine.nbd_offers.close(index);
+        if let Ok(mark) = FailedFlush::of(engine.roots(), device.disk()) {
+            mark.clear();
+        }
         return Ok(None);
     }
     if connected_by_now != connected_by {
@@ -309,7 +312,10 @@ mod tests {
         fs::write(dir.join("pid"), "2\n").unwrap();
         assert_eq!(lock(Some(1)).unwrap_err().kind(), ErrorKind::Vanished);
         fs::remove_file(dir.join("pid")).unwrap();
+        let mark = FailedFlush::of(engine.roots(), device.disk()).unwrap();
+        mark.set(&Error::new(ErrorKind::Io, "no"));
         assert!(!lock(Some(1)).unwrap());
+        assert_eq!(mark.read().unwrap(), None);
     }
 
     #[test]

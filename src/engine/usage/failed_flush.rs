@@ -18,7 +18,7 @@ use crate::engine::lock::run_dir;
 use crate::engine::usage::failed_flush::note::{
     CACHE_UNFLUSHED, NO_FAILURE, Note, UNCOUNTED, UNFLUSHED, UNSEEN,
 };
-use crate::engine::usage::failed_flush::unit_behind_disk::UnitBehindDisk;
+use crate::engine::usage::failed_flush::unit_behind_disk::{UnitBehindDisk, nbd_connection};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
@@ -68,7 +68,17 @@ impl FailedFlush {
         let text = sysfs::read_if_there(&self.path)?;
         // The flush of a process that was killed before it wrote the mark had not begun.
         let text = text.filter(|text| !text.is_empty());
-        Ok(text.map(|text| Note::parse(&text)))
+        let note = text.map(|text| Note::parse(&text));
+        Ok(note.filter(|note| !self.is_of_another_connection(note)))
+    }
+
+    /// Whether the NBD device was connected anew since. That does not change its disk sequence
+    /// number. A mark that names no connection counts for each.
+    fn is_of_another_connection(&self, note: &Note) -> bool {
+        let Some(then) = note.connection.as_deref() else {
+            return false;
+        };
+        nbd_connection(&self.disk).is_ok_and(|now| now.as_deref() != Some(then))
     }
 
     /// As [`read`](Self::read), for a disk that may be gone: then the answer is `None`.
@@ -155,6 +165,7 @@ impl FailedFlush {
         }
         let note = Note {
             why: why.to_owned(),
+            connection: unit.connection().map(str::to_owned),
             names: unit.names(),
         };
         let folder = self.path.parent().unwrap_or(Path::new("/"));

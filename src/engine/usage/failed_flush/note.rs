@@ -1,6 +1,5 @@
 //! The content of a mark on a disk.
 
-use std::fmt;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -36,9 +35,15 @@ pub(super) const NO_FAILURE: [&str; 3] = [UNSEEN, UNFLUSHED, CACHE_UNFLUSHED];
 /// The size of a mark's file: a page of most file systems in memory.
 pub(super) const FILE_SIZE: usize = 4096;
 
-/// The content of a mark: the reason, and the names of the unit, one a line.
+/// The beginning of the line of an NBD device's connection. Earlier versions skip the line.
+const CONNECTION: &str = "connection ";
+
+/// The content of a mark: the reason, and then the connection of an NBD device, or the names of the
+/// unit, one a line.
 pub(super) struct Note {
     pub(super) why: String,
+    /// `None` if it is not known, as in the mark of an earlier version.
+    pub(super) connection: Option<String>,
     pub(super) names: Vec<Wwid>,
 }
 
@@ -46,8 +51,14 @@ impl Note {
     pub(super) fn parse(text: &str) -> Self {
         let mut lines = text.lines();
         let why = lines.next().unwrap_or_default().to_owned();
+        let connection = lines.clone().find_map(|line| line.strip_prefix(CONNECTION));
+        let connection = connection.map(str::to_owned);
         let names = lines.filter_map(|name| name.parse().ok()).collect();
-        Self { why, names }
+        Self {
+            why,
+            connection,
+            names,
+        }
     }
 
     /// Makes the file, or writes over it, which needs no more room. One write within a page is
@@ -67,13 +78,22 @@ impl Note {
         written
     }
 
-    /// The text in a file of [`FILE_SIZE`] bytes. A longer text loses its end.
+    /// The text in a file of [`FILE_SIZE`] bytes. A reason that is too long loses its end.
     pub(super) fn padded(&self) -> Vec<u8> {
-        let mut text = self.to_string();
-        text.truncate(text.floor_char_boundary(FILE_SIZE));
-        let mut text = text.into_bytes();
+        let rest = self.rest();
+        let room = FILE_SIZE.saturating_sub(rest.len() + 1);
+        let why = &self.why[..self.why.floor_char_boundary(room)];
+        let mut text = format!("{why}\n{rest}").into_bytes();
         text.resize(FILE_SIZE, b'\n');
         text
+    }
+
+    /// The lines after the reason.
+    fn rest(&self) -> String {
+        let connection = self.connection.iter();
+        let connection = connection.map(|connection| format!("{CONNECTION}{connection}\n"));
+        let names = self.names.iter().map(|name| format!("{name}\n"));
+        connection.chain(names).collect()
     }
 
     /// The mark of a flush that begins, after this many commands had failed.
@@ -103,12 +123,5 @@ impl Note {
     pub(super) fn under_way(&self) -> Option<u64> {
         let (errors, _) = self.why.strip_prefix(UNDER_WAY)?.split_once(' ')?;
         errors.parse().ok()
-    }
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.why)?;
-        self.names.iter().try_for_each(|name| writeln!(f, "{name}"))
     }
 }

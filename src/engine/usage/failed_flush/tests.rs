@@ -8,11 +8,83 @@ use super::*;
 fn a_reason_that_is_longer_than_the_room_is_cut_between_two_characters() {
     let note = Note {
         why: format!("a{}", "é".repeat(FILE_SIZE)),
+        connection: Some("7 id".to_owned()),
         names: Vec::new(),
     };
     let text = String::from_utf8(note.padded()).unwrap();
     assert_eq!(text.len(), FILE_SIZE);
     assert!(text.starts_with("aé"), "{text}");
+    let read = Note::parse(&text);
+    assert_eq!(read.connection.as_deref(), Some("7 id"));
+}
+
+#[test]
+fn a_loss_of_one_connection_of_an_nbd_device_is_none_of_the_next_one() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let dir = roots.sysfs.join("block/nbd0");
+    fs::create_dir_all(&dir).unwrap();
+    let show = |attribute: &str, text: &str| fs::write(dir.join(attribute), text).unwrap();
+    let connect = |pid: &str, backend: &str| {
+        show("pid", pid);
+        show("backend", backend);
+    };
+    show("dev", "43:0\n");
+    show("diskseq", "7\n");
+    connect("1\n", "ours\n");
+    let disk = BlockDevice::at(&dir).unwrap().unwrap();
+    let mark = FailedFlush::of(&roots, &disk).unwrap();
+    let loss = || mark.read().unwrap();
+    mark.set(&Error::new(ErrorKind::Io, "no"));
+    assert_eq!(loss().as_deref(), Some("no"));
+    // Another tool disconnects it, and connects another server.
+    for (pid, backend) in [("2\n", "ours\n"), ("1\n", "another\n"), ("1\n", "\n")] {
+        connect(pid, backend);
+        assert_eq!(loss(), None, "{pid}{backend}");
+        assert!(!FailedFlush::is_under_way(&roots, &disk).unwrap());
+    }
+    fs::remove_file(dir.join("backend")).unwrap();
+    assert_eq!(loss(), None, "an ioctl connected it");
+    connect("1\n", "ours\n");
+    assert_eq!(loss().as_deref(), Some("no"));
+    // The process of a flush of an earlier connection was killed.
+    let flush = mark.clone().begin().unwrap();
+    assert!(!flush.removes_mark);
+    drop(flush);
+    connect("2\n", "another\n");
+    let flush = mark.clone().begin().unwrap();
+    flush.mark_as_unseen().unwrap();
+    std::mem::forget(flush);
+    assert!(mark.clone().begin().unwrap().unseen().is_some());
+    // A client may give no id.
+    connect("3\n", "\n");
+    let flush = mark.clone().begin().unwrap();
+    assert_eq!(flush.unseen(), None);
+    flush.run(|_| true, |_| Ok(())).unwrap();
+    assert!(!mark.path.exists());
+    mark.set(&Error::new(ErrorKind::Io, "no"));
+    assert_eq!(loss().as_deref(), Some("no"));
+}
+
+#[test]
+fn a_mark_of_an_nbd_device_that_names_no_connection_counts_for_each() {
+    let root = tempfile::tempdir().unwrap();
+    let roots = Roots::below(root.path());
+    let dir = roots.sysfs.join("block/nbd0");
+    fs::create_dir_all(&dir).unwrap();
+    for (attribute, text) in [("dev", "43:0\n"), ("diskseq", "7\n"), ("pid", "1\n")] {
+        fs::write(dir.join(attribute), text).unwrap();
+    }
+    let disk = BlockDevice::at(&dir).unwrap().unwrap();
+    let mark = FailedFlush::of(&roots, &disk).unwrap();
+    // Linux before 5.14 shows no backend id, and may show another thread after its end.
+    mark.set(&Error::new(ErrorKind::Io, "no"));
+    fs::write(dir.join("pid"), "2\n").unwrap();
+    assert_eq!(mark.read().unwrap().as_deref(), Some("no"));
+    // An earlier version has written this.
+    fs::write(dir.join("backend"), "ours\n").unwrap();
+    fs::write(&mark.path, "no\n\n\n").unwrap();
+    assert_eq!(mark.read().unwrap().as_deref(), Some("no"));
 }
 
 fn disk(roots: &Roots) -> BlockDevice {
