@@ -82,7 +82,7 @@ pub(crate) use link::{Link, LinkState};
 pub use link_dead::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
 pub use message::{Attribute, ClientFlags, DeviceStatus, MalformedMessage, Message};
 pub use refusal::Refusal;
-pub(crate) use served::{Slots, page_size};
+pub(crate) use served::{QueueFacts, Slots, page_size};
 pub(crate) use tls::ciphers_of_kernel;
 pub use tls_info::{ServerCertificate, TlsCipher, TlsInfo, TlsVersion};
 pub(crate) use wait::{wait_until_closed, wait_until_free};

@@ -6,6 +6,7 @@ pub(super) mod heal;
 pub(super) mod known;
 pub(super) mod offers;
 pub(super) mod outcome;
+pub(super) mod queue;
 pub(super) mod reads;
 pub(super) mod receivers;
 pub(super) mod reconnect;

@@ -31,6 +31,8 @@ pub struct Engine {
     pub(super) backends: Mutex<Backends>,
     /// The reads of NBD devices that are under way.
     pub(super) nbd_reads: NbdReads,
+    /// The reads of the attributes of NBD devices' queues that are under way.
+    pub(super) nbd_queue_reads: NbdReads,
     /// The addresses at which a SCSI unit may be.
     pub(super) units: Mutex<Units>,
     /// The unanswered queries of mounted file systems.
@@ -62,6 +64,7 @@ impl Engine {
             nbd_offers: UndecidedOffers::default(),
             backends,
             nbd_reads: NbdReads::default(),
+            nbd_queue_reads: NbdReads::default(),
             units,
             file_system_queries: FileSystemQueries::default(),
         })

@@ -41,9 +41,9 @@ impl NbdDevice {
     /// How many write and discard requests the kernel has completed since the disk
     /// appeared. The counters continue from one connection to the next
     /// (`Documentation/admin-guide/iostats.rst`, fields 5 and 12). `None` if the kernel does
-    /// not count the requests of the disk.
-    pub(crate) fn written(&self) -> Result<Option<u64>> {
-        if !self.counts_requests()? {
+    /// not count the requests of the disk, as [`QueueFacts`](super::QueueFacts) say.
+    pub(crate) fn written(&self, counts_requests: bool) -> Result<Option<u64>> {
+        if !counts_requests {
             return Ok(None);
         }
         let counters = sysfs::read(&self.disk().dir().join("stat"))?;
@@ -58,8 +58,8 @@ impl NbdDevice {
 
     /// Whether the kernel may have accepted write requests that are not completed: those
     /// that it counts, or any if it does not count.
-    pub(crate) fn may_have_writes_in_flight(&self) -> Result<bool> {
-        if !self.counts_requests()? {
+    pub(crate) fn may_have_writes_in_flight(&self, counts_requests: bool) -> Result<bool> {
+        if !counts_requests {
             return Ok(true);
         }
         let counts = sysfs::read(&self.disk().dir().join("inflight"))?;
@@ -68,8 +68,8 @@ impl NbdDevice {
 
     /// Whether the kernel counts the disk's requests, in `stat` and in `inflight`
     /// (`Documentation/ABI/stable/sysfs-block`, `queue/iostats`; `block/blk-mq.c`,
-    /// `blk_mq_check_inflight`).
-    fn counts_requests(&self) -> Result<bool> {
+    /// `blk_mq_check_inflight`). It **blocks** as [`read_queue_facts`](Self::read_queue_facts) does.
+    pub(crate) fn counts_requests(&self) -> Result<bool> {
         let shown = sysfs::read_if_there(&self.disk().dir().join("queue/iostats"))?;
         Ok(shown.is_some_and(|shown| shown.trim() == "1"))
     }
@@ -99,16 +99,17 @@ mod tests {
             if let Some(counts) = counts {
                 fs::write(&counting, counts).unwrap();
             }
-            assert_eq!(device.written().unwrap(), expected, "{counts:?}");
+            let counts_requests = device.counts_requests().unwrap();
+            let written = device.written(counts_requests).unwrap();
+            assert_eq!(written, expected, "{counts:?}");
         }
         fs::write(dir.join("stat"), "1 2\n").unwrap();
-        assert!(device.written().is_err());
+        assert!(device.written(true).is_err());
         for (counts, has_some) in [("       0        0\n", false), ("0 2\n", true)] {
             fs::write(dir.join("inflight"), counts).unwrap();
-            assert_eq!(device.may_have_writes_in_flight().unwrap(), has_some);
+            assert_eq!(device.may_have_writes_in_flight(true).unwrap(), has_some);
         }
         fs::write(dir.join("inflight"), "0 0\n").unwrap();
-        fs::write(counting, "0\n").unwrap();
-        assert!(device.may_have_writes_in_flight().unwrap());
+        assert!(device.may_have_writes_in_flight(false).unwrap());
     }
 }

@@ -2,7 +2,7 @@
 
 use nix::unistd::{SysconfVar, sysconf};
 
-use super::block_size::BlockSizes;
+use super::block_size::{BlockSizes, Geometry};
 use super::device::NbdDevice;
 use super::difference::Difference;
 use super::export::{Export, ExportFlags};
@@ -25,6 +25,67 @@ pub(crate) struct Slots {
     pub(crate) count: usize,
     /// Whether there are no more than these.
     pub(crate) exact: bool,
+}
+
+/// What the queue of a connected device shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct QueueFacts {
+    /// The export as the kernel knows it: it keeps what it got when the device was connected,
+    /// whatever a returning server announces. The name is not known.
+    export: Export,
+    /// Whether the kernel counts the disk's requests.
+    pub(crate) counts_requests: bool,
+}
+
+impl QueueFacts {
+    /// What the kernel got of an export.
+    pub(crate) fn of_offer(export: &Export, geometry: Geometry, counts_requests: bool) -> Self {
+        // The kernel shows neither of these.
+        let unseen = ExportFlags::CAN_MULTI_CONN | ExportFlags::ROTATIONAL;
+        let block_sizes = BlockSizes {
+            minimum: geometry.block_size,
+            preferred: geometry.block_size,
+            maximum: export.maximum_payload(),
+        };
+        let export = Export {
+            name: String::new(),
+            size: geometry.size,
+            flags: export.flags - unseen,
+            block_sizes: Some(block_sizes),
+        };
+        Self {
+            export,
+            counts_requests,
+        }
+    }
+
+    /// The same facts of the device with its present size, which is no attribute of the queue.
+    ///
+    /// # Errors
+    /// Fails if sysfs cannot be read.
+    pub(crate) fn with_size_of(mut self, device: &NbdDevice) -> Result<Self> {
+        self.export.size = device.disk().size()?;
+        Ok(self)
+    }
+
+    /// How `now`, which a server serves, differs from what the kernel got when the device was
+    /// connected, as far as the kernel shows that.
+    pub(crate) fn differences_of(&self, mut now: Export) -> Vec<Difference> {
+        // The kernel keeps the block size of the connect, and only whole blocks of the
+        // export.
+        let block = self.export.block_sizes.unwrap_or_default().minimum;
+        now.size -= now.size % u64::from(block.max(1));
+        let mut differences = now.differences_from(&self.export);
+        // sysfs shows neither the preferred size nor additional capabilities.
+        differences.retain(|difference| {
+            let harmless = matches!(
+                difference,
+                Difference::Flags { .. } | Difference::BlockSizes { .. }
+            );
+            !harmless || difference.prevents_reattach()
+        });
+        differences
+    }
 }
 
 /// How many CPUs the kernel may have, from text like `0-3` or `0,2-5`.
@@ -68,11 +129,14 @@ impl NbdDevice {
         })
     }
 
-    /// The logical block size in bytes, which is the unit of partition tables.
+    /// The logical block size in bytes, which is the unit of partition tables. It **blocks** as
+    /// [`read_queue_facts`](Self::read_queue_facts) does.
     fn block_size(&self) -> Result<u32> {
         sysfs::parse(&self.disk().dir().join("queue/logical_block_size"))
     }
 
+    /// It **blocks** as [`read_queue_facts`](Self::read_queue_facts) does.
+    ///
     /// # Errors
     /// `InUse` at stage `connect` if the device has another logical block size than
     /// `wanted`: the kernel keeps it until the device is disconnected.
@@ -98,7 +162,14 @@ impl NbdDevice {
         /// The limit of a new device in KiB (`drivers/block/nbd.c`, `nbd_dev_add`).
         const DRIVER_DEFAULT: u32 = 128;
         let attribute = self.disk().dir().join("queue/max_sectors_kb");
-        let now: u32 = sysfs::parse(&attribute)?;
+        let shown = attribute.clone();
+        let now: u32 = worker::run(
+            Stage::Connect,
+            "the kernel to show the limit of the device's requests",
+            deadline,
+            || "max_sectors_kb is not shown".to_owned(),
+            move || sysfs::parse(&shown),
+        )?;
         let most = bytes / 1024;
         let wanted = now.clamp(most.min(DRIVER_DEFAULT), most);
         if now == wanted {
@@ -116,50 +187,20 @@ impl NbdDevice {
         Ok(())
     }
 
-    /// How `export`, which a server serves now, differs from what the kernel got when the
-    /// device was connected, as far as sysfs shows that.
+    /// What the kernel shows of the export, and whether it counts the requests. It **blocks** while
+    /// a process changes an attribute of the queue: that process waits for the requests in flight,
+    /// and keeps a lock meanwhile (`block/blk-sysfs.c`, `queue_attr_store`, `queue_attr_show`).
     ///
     /// # Errors
-    /// Those of [`served`](Self::served).
-    pub(crate) fn differences_of(
-        &self,
-        mut export: Export,
-        deadline: Deadline,
-    ) -> Result<Vec<Difference>> {
-        let before = self.served(&export.name, deadline)?;
-        // The kernel keeps the block size of the connect, and only whole blocks of the
-        // export.
-        let block = before.block_sizes.unwrap_or_default().minimum;
-        export.size -= export.size % u64::from(block.max(1));
-        let mut differences = export.differences_from(&before);
-        // sysfs shows neither the preferred size nor additional capabilities.
-        differences.retain(|difference| {
-            let harmless = matches!(
-                difference,
-                Difference::Flags { .. } | Difference::BlockSizes { .. }
-            );
-            !harmless || difference.prevents_reattach()
-        });
-        Ok(differences)
+    /// Fails if sysfs cannot be read.
+    pub(crate) fn read_queue_facts(&self) -> Result<QueueFacts> {
+        Ok(QueueFacts {
+            export: self.read_served()?,
+            counts_requests: self.counts_requests()?,
+        })
     }
 
-    /// The export as the kernel knows it: it keeps what it got when the device was
-    /// connected, whatever a returning server announces.
-    ///
-    /// # Errors
-    /// Fails if sysfs cannot be read; `TimedOut` at stage `probe`.
-    fn served(&self, name: &str, deadline: Deadline) -> Result<Export> {
-        let (device, name) = (self.clone(), name.to_owned());
-        worker::run(
-            Stage::Probe,
-            "the kernel to show what the device stands on",
-            deadline,
-            || format!("{} shows nothing", self.index().name()),
-            move || device.read_served(name),
-        )
-    }
-
-    fn read_served(&self, name: String) -> Result<Export> {
+    fn read_served(&self) -> Result<Export> {
         let queue = |attribute: &str| self.disk().dir().join("queue").join(attribute);
         let number = |attribute: &str| sysfs::parse::<u64>(&queue(attribute));
         let mut flags = ExportFlags::HAS_FLAGS;
@@ -180,7 +221,7 @@ impl NbdDevice {
         let minimum = self.block_size()?;
         let longest = number("max_sectors_kb")?.saturating_mul(1024);
         Ok(Export {
-            name,
+            name: String::new(),
             size: self.disk().size()?,
             flags,
             block_sizes: Some(BlockSizes {
@@ -244,10 +285,6 @@ mod tests {
         (NbdDevice::find(roots, index).unwrap().unwrap(), queue)
     }
 
-    fn soon() -> Deadline {
-        Deadline::after(Duration::from_secs(10))
-    }
-
     #[test]
     fn an_index_that_was_used_before_shows_no_trim_of_a_server_that_has_none() {
         let root = tempfile::tempdir().unwrap();
@@ -264,7 +301,7 @@ mod tests {
         ] {
             fs::write(queue.join("discard_max_bytes"), max_bytes).unwrap();
             fs::write(queue.join("discard_granularity"), granularity).unwrap();
-            let flags = device.served("", soon()).unwrap().flags;
+            let flags = device.read_served().unwrap().flags;
             assert_eq!(
                 flags.contains(ExportFlags::SEND_TRIM),
                 trims,
@@ -274,17 +311,40 @@ mod tests {
     }
 
     #[test]
-    fn an_attribute_that_the_kernel_does_not_answer_costs_its_caller_the_deadline_alone() {
+    fn an_attribute_that_the_kernel_does_not_show_costs_its_caller_the_deadline_alone() {
         let root = tempfile::tempdir().unwrap();
         let (device, queue) = connected(&Roots::below(root.path()));
-        let attribute = queue.join("fua");
+        let attribute = queue.join("max_sectors_kb");
         fs::remove_file(&attribute).unwrap();
         // An open of this blocks until a writer comes.
         nix::unistd::mkfifo(&attribute, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let limit = Deadline::after(Duration::from_millis(20));
-        let error = device.served("", limit).unwrap_err();
+        let error = device.limit_requests(32 << 20, limit).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
-        assert_eq!(error.stage(), Some(Stage::Probe), "{error}");
+        assert_eq!(error.stage(), Some(Stage::Connect), "{error}");
+    }
+
+    #[test]
+    fn the_facts_of_an_offer_differ_from_an_export_as_those_that_the_kernel_shows() {
+        let root = tempfile::tempdir().unwrap();
+        let (device, _queue) = connected(&Roots::below(root.path()));
+        let flags = ExportFlags::HAS_FLAGS | ExportFlags::SEND_FLUSH;
+        let export = |size, flags: ExportFlags| Export::new("a", size, flags.bits(), None).unwrap();
+        let before = export((1 << 20) + 100, flags | ExportFlags::CAN_MULTI_CONN);
+        let geometry = before.geometry(4096, None).unwrap();
+        let offered = QueueFacts::of_offer(&before, geometry, true);
+        let shown = device.read_queue_facts().unwrap();
+        for (now, count) in [
+            (export(1 << 20, flags), 0),
+            (export((1 << 20) + 100, flags), 0),
+            (export((1 << 20) + 512, flags), 1),
+            (export(1 << 19, flags | ExportFlags::READ_ONLY), 2),
+            (export(1 << 20, ExportFlags::HAS_FLAGS), 1),
+        ] {
+            let differences = offered.differences_of(now.clone());
+            assert_eq!(differences.len(), count, "{differences:?}");
+            assert_eq!(differences, shown.differences_of(now));
+        }
     }
 
     #[test]

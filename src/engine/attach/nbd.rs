@@ -101,7 +101,7 @@ fn attach_new(
     engine
         .nbd_reads
         .note_new_connection(connected.device.index());
-    let mut link = offer.take_link(&connected.device);
+    let mut link = offer.take_link(&connected);
     let written = connected.written;
     link.content = first.map(|first| KnownContent { first, written });
     link.tls.clone_from(&tls);

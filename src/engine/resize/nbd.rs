@@ -13,6 +13,7 @@ use crate::engine::detach::DetachTarget;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::backend::{device_of_backend, lock_backend};
 use crate::engine::nbd::known::{current_links, known_source, require_answer, require_source};
+use crate::engine::nbd::queue::queue_facts;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::nbd::same_volume::require_same_volume;
 #[cfg(feature = "journal")]
@@ -116,7 +117,8 @@ impl NbdResize<'_> {
         let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
         let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
         let old_size = self.restore_unless_served(&connections, &server)?;
-        let differences = device.differences_of(server.export.clone(), deadline)?;
+        let facts = queue_facts(engine, device, self.backend, deadline)?;
+        let differences = facts.differences_of(server.export.clone());
         let size = size_on_server(index, old_size, &differences)
             .and_then(|size| require_min_size(size, request).map(|()| size))
             .map_err(|error| self.refused(error, None))?;
@@ -127,7 +129,7 @@ impl NbdResize<'_> {
         }
         // Up to here nothing has changed but the size that an interrupted resize had left.
         call.enter(Stage::Identify);
-        let written = device.written()?;
+        let written = device.written(facts.counts_requests)?;
         let first = require_same_volume(engine, device, &server, deadline)?;
         require_served_last_block(index, &server, deadline)?;
         let mut watch = engine.hub().watch(&index.name());

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lunbd::engine::{HealOutcome, HealReport, NbdOptions, StageObserver};
 use lunbd::error::Stage;
@@ -491,4 +491,44 @@ fn a_detach_that_abandons_data_frees_a_device_whose_server_is_gone() {
     let marks = guest::entries("/run/lunbd");
     let is_left = |mark: &String| mark.starts_with(&format!("lost-{name}-"));
     assert!(!marks.iter().any(is_left), "{marks:?}");
+}
+
+/// A process that changes an attribute of the queue waits for the requests in flight, and a read of
+/// an attribute waits for that process (`block/blk-sysfs.c`).
+#[test]
+fn a_dead_link_is_healed_while_a_change_of_its_queue_waits_for_the_requests() {
+    let _module = NbdModule::with_backend_ids(1);
+    let store = Store::sparse(8 * MIB);
+    let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
+    let (engine, uri) = (engine(), server.uri("disk"));
+    let attachment = attach_with(&engine, &uri, &patient());
+    guest::udevd::settle();
+    let writer = Writer::start(&attachment.node);
+    writer.goes_on();
+    server.kill();
+    let index = attachment.nbd_index().unwrap();
+    let requests = format!("/sys/block/{}/queue/nr_requests", index.name());
+    let (own, id) = std::sync::mpsc::channel();
+    let change = std::thread::spawn(move || {
+        own.send(nix::unistd::gettid()).unwrap();
+        fs::write(requests, "64")
+    });
+    let stack = format!("/proc/self/task/{}/stack", id.recv().unwrap());
+    let mut since = None;
+    guest::wait_until("the change to wait", Duration::from_secs(30), || {
+        let stack = fs::read_to_string(&stack).unwrap_or_default();
+        if !stack.contains("freeze_queue") {
+            since = None;
+            return None;
+        }
+        // Without a request it takes no longer than a grace period of RCU.
+        let since = since.get_or_insert_with(Instant::now);
+        (since.elapsed() > Duration::from_secs(2)).then_some(())
+    });
+    server.start();
+    healed(engine.heal(soon()).unwrap());
+    change.join().unwrap().unwrap();
+    writer.goes_on();
+    writer.end();
+    detach(&engine, &uri);
 }

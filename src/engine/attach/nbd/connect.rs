@@ -11,7 +11,9 @@ use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri};
 use crate::kernel::Roots;
-use crate::nbd::{self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, State};
+use crate::nbd::{
+    self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, QueueFacts, State,
+};
 use crate::uevent::Watch;
 
 /// A device that was just connected.
@@ -57,9 +59,9 @@ impl Offer<'_> {
     }
 
     /// The link of the connected device; it takes this process's sockets out of the offer.
-    pub(super) fn take_link(&mut self, device: &NbdDevice) -> Link {
+    pub(super) fn take_link(&mut self, connected: &Connected) -> Link {
         let nbd = &self.request.nbd;
-        let connected_by = device.pid().ok().flatten();
+        let connected_by = connected.device.pid().ok().flatten();
         let mut link = Link::new(
             self.uri.clone(),
             self.backend.clone(),
@@ -68,6 +70,9 @@ impl Offer<'_> {
             connected_by,
         );
         link.expected.clone_from(&nbd.expected);
+        let counts_requests = connected.written.is_some();
+        let facts = QueueFacts::of_offer(self.export, self.geometry, counts_requests);
+        link.queue_facts = Some(facts);
         link
     }
 
@@ -177,7 +182,10 @@ fn connect(
     let (roots, lock) = (engine.roots(), Arc::new(lock));
     forget_last_connection(roots, index)?;
     let before = NbdDevice::find(roots, index)?;
-    let written = before.map_or(Ok(Some(0)), |device| device.written())?;
+    let written = before.map_or(Ok(Some(0)), |device| {
+        // A free device has no requests for which a change of its queue would wait.
+        device.written(device.counts_requests()?)
+    })?;
     // The watch begins before the connect, or it could miss the connect's event.
     let mut watch = engine.hub().watch(&index.name());
     loop {

@@ -9,6 +9,7 @@ use crate::engine::call::CallContext;
 use crate::engine::nbd::known::{
     change_own_link, known_source, known_tls, require_answer, require_source,
 };
+use crate::engine::nbd::queue::require_block_size;
 use crate::engine::nbd::receivers::{self, ReceiverCheck};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
@@ -37,7 +38,7 @@ pub(super) fn attach_existing_nbd(
         return Err(Error::new(ErrorKind::InUse, message).at(Stage::Connect));
     }
     if let Some(wanted) = request.nbd.block_size {
-        device.require_block_size(wanted)?;
+        require_block_size(engine, device, wanted, call.deadline)?;
     }
     require_source(engine, device, uri, backend)?;
     require_tls_known(engine, device, uri, request, backend)?;

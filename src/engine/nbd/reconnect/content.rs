@@ -14,7 +14,7 @@ use crate::engine::usage::{Extent, Holder, users_of};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::ContentName;
 use crate::kernel::sysfs;
-use crate::nbd::{Content, Difference, KnownContent, Link, describe_content_names};
+use crate::nbd::{Content, Difference, KnownContent, Link, QueueFacts, describe_content_names};
 use crate::uevent::Mode;
 
 impl NbdReconnect {
@@ -28,6 +28,7 @@ impl NbdReconnect {
         &self,
         engine: &Engine,
         now: &Content,
+        facts: &QueueFacts,
         deadline: Deadline,
     ) -> Result<Option<Difference>> {
         if self.rule.accepts_any {
@@ -40,7 +41,7 @@ impl NbdReconnect {
         };
         let evidence = Evidence {
             by_us: by_us.as_ref(),
-            written: self.device.written()?,
+            written: self.device.written(facts.counts_requests)?,
             by_udev: by_udev.as_deref(),
             by_journal: self.rule.last_known.as_deref(),
         };
@@ -68,7 +69,7 @@ impl NbdReconnect {
             Verdict::Same => None,
             Verdict::Doubt { from } => Some(difference(from, false)),
             Verdict::Other { from, by } => {
-                let is_proven = self.no_process_can_write(engine, by, from, deadline)?;
+                let is_proven = self.no_process_can_write(engine, by, from, facts, deadline)?;
                 Some(difference(from, is_proven))
             }
         })
@@ -124,6 +125,7 @@ impl NbdReconnect {
         engine: &Engine,
         source: EvidenceSource,
         names: &[ContentName],
+        facts: &QueueFacts,
         deadline: Deadline,
     ) -> Result<bool> {
         let disk = self.device.disk();
@@ -162,7 +164,9 @@ impl NbdReconnect {
         if source != EvidenceSource::OurBytes && users.found.iter().any(claims) {
             return Ok(true);
         }
-        Ok(users.not_looked_at.is_empty() && !self.device.may_have_writes_in_flight()?)
+        let counts_requests = facts.counts_requests;
+        let may_write = self.device.may_have_writes_in_flight(counts_requests)?;
+        Ok(users.not_looked_at.is_empty() && !may_write)
     }
 
     fn unread(&self, error: u32) -> Error {

@@ -37,7 +37,7 @@ impl NbdReconnect {
                     return Ok(check.require(&self.device).err());
                 }
                 Ok(ReceiverCheck::NotAllReceive) => {
-                    self.end_connections_that_block_receivers(engine)
+                    self.end_connections_that_block_receivers(engine);
                 }
                 Err(error) => return Ok(Some(error)),
             }

@@ -11,10 +11,11 @@ use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::nbd::dialled_connection::{DIAL_LIMIT, DialledConnection};
 use crate::engine::nbd::known::current_links;
+use crate::engine::nbd::queue::queue_facts;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::nbd::same_volume::require_same_volume;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::nbd::{self, Connection, Difference, KnownContent, Link, LinkState};
+use crate::nbd::{self, Connection, Difference, KnownContent, Link, LinkState, QueueFacts};
 
 impl NbdReconnect {
     /// What is known of the kernel's connections.
@@ -37,14 +38,14 @@ impl NbdReconnect {
         engine: &Engine,
         deadline: Deadline,
     ) -> Result<DialledConnection> {
-        let (connection, mut differences) = self.dial_export(deadline)?;
+        let (connection, mut differences, facts) = self.dial_export(engine, deadline)?;
         let mut content = None;
         if !differences.iter().any(Difference::prevents_reattach) {
             // The counter is read first, since the read of the content may miss later
             // writes.
-            let written = self.device.written()?;
+            let written = self.device.written(facts.counts_requests)?;
             let read = connection.content(deadline)?;
-            differences.extend(self.other_content(engine, &read, deadline)?);
+            differences.extend(self.other_content(engine, &read, &facts, deadline)?);
             content = KnownContent::of(read, written);
         }
         Ok(DialledConnection::new(connection, content, differences))
@@ -60,23 +61,26 @@ impl NbdReconnect {
         engine: &Engine,
         deadline: Deadline,
     ) -> Result<DialledConnection> {
-        let (connection, differences) = self.dial_export(deadline)?;
+        let (connection, differences, facts) = self.dial_export(engine, deadline)?;
         if let Some(refusal) = refused(&connection, &differences) {
             return Err(refusal);
         }
-        let written = self.device.written()?;
+        let written = self.device.written(facts.counts_requests)?;
         let first = require_same_volume(engine, &self.device, &connection, deadline)?;
         self.require_expected(&first.names)?;
         let content = Some(KnownContent { first, written });
         Ok(DialledConnection::new(connection, content, differences))
     }
 
-    fn dial_export(&self, deadline: Deadline) -> Result<(Connection, Vec<Difference>)> {
+    fn dial_export(
+        &self,
+        engine: &Engine,
+        deadline: Deadline,
+    ) -> Result<(Connection, Vec<Difference>, QueueFacts)> {
         let connection = nbd::dial_for_device(&self.uri, self.timeouts.request, deadline)?;
-        let differences = self
-            .device
-            .differences_of(connection.export.clone(), deadline)?;
-        Ok((connection, differences))
+        let facts = queue_facts(engine, &self.device, &self.backend, deadline)?;
+        let differences = facts.differences_of(connection.export.clone());
+        Ok((connection, differences, facts))
     }
 
     /// Forgets the connections of ours that have ended: they are no longer the device's.

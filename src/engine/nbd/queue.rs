@@ -1,0 +1,182 @@
+//! The attributes of a device's queue.
+//!
+//! A process that changes one may wait for the requests in flight, and a read of the attributes
+//! waits for that process. On a dead link the requests wait for a heal. So a heal must not wait for
+//! the attributes: after a moment it goes by what this process knew of them.
+
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::engine::Engine;
+use crate::engine::nbd::known::change_own_link;
+use crate::error::{Error, Result, Stage};
+use crate::id::BackendId;
+use crate::nbd::{NbdDevice, QueueFacts};
+
+/// What the device's queue shows, or showed when this process read it last.
+///
+/// # Errors
+/// Fails if sysfs cannot be read; `TimedOut` at stage `probe` if the kernel does not show the
+/// attributes, and this process does not know them.
+pub(in crate::engine) fn queue_facts(
+    engine: &Engine,
+    device: &NbdDevice,
+    backend: &BackendId,
+    deadline: Deadline,
+) -> Result<QueueFacts> {
+    /// A kernel that can show the attributes does so at once.
+    const LIMIT_IF_KNOWN: Duration = Duration::from_secs(1);
+    let known = change_own_link(engine, device, backend, |link| link.queue_facts.clone());
+    let known = known.flatten();
+    let limit = match known {
+        Some(_) => deadline.at_most(LIMIT_IF_KNOWN),
+        None => deadline,
+    };
+    match (
+        read(engine, device, limit, NbdDevice::read_queue_facts)?,
+        known,
+    ) {
+        (Some(facts), _) => {
+            change_own_link(engine, device, backend, |link| {
+                link.queue_facts = Some(facts.clone());
+            });
+            Ok(facts)
+        }
+        (None, Some(known)) => {
+            let index = device.index();
+            tracing::warn!(%index, "the kernel does not show the attributes of the queue");
+            known.with_size_of(device)
+        }
+        (None, None) => Err(not_shown(device, deadline)),
+    }
+}
+
+/// As [`NbdDevice::require_block_size`], by `deadline`.
+///
+/// # Errors
+/// Also `TimedOut` at stage `probe`.
+pub(in crate::engine) fn require_block_size(
+    engine: &Engine,
+    device: &NbdDevice,
+    wanted: u32,
+    deadline: Deadline,
+) -> Result<()> {
+    let require = move |device: &NbdDevice| device.require_block_size(wanted);
+    read(engine, device, deadline, require)?.ok_or_else(|| not_shown(device, deadline))
+}
+
+/// Reads attributes of the queue, of each device on one thread at a time; `None` if the kernel has
+/// not shown them by `deadline`.
+fn read<T: Send + 'static>(
+    engine: &Engine,
+    device: &NbdDevice,
+    deadline: Deadline,
+    read: impl FnOnce(&NbdDevice) -> Result<T> + Send + 'static,
+) -> Result<Option<T>> {
+    let own = device.clone();
+    let read = move |_: &_, _: &_| read(&own);
+    let reads = &engine.nbd_queue_reads;
+    let begun = reads.start(device, engine.roots(), deadline, read)?;
+    begun.and_then(|begun| begun.wait(deadline)).transpose()
+}
+
+fn not_shown(device: &NbdDevice, deadline: Deadline) -> Error {
+    let what = format!(
+        "the kernel to show the queue of nbd{}, which a process may be changing",
+        device.index()
+    );
+    Error::timed_out(Stage::Probe, deadline, &what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::id::NbdIndex;
+    use crate::kernel::Roots;
+    use crate::nbd::{Link, NewTimeouts, Slots};
+
+    /// How many threads of this process have begun a read of an attribute.
+    fn reading() -> usize {
+        let threads = fs::read_dir("/proc/self/task").unwrap();
+        let names = threads.filter_map(|thread| {
+            // The thread may have ended.
+            fs::read_to_string(thread.ok()?.path().join("comm")).ok()
+        });
+        names.filter(|name| name.trim() == "lunbd-probe").count()
+    }
+
+    #[test]
+    fn facts_that_the_kernel_does_not_show_are_those_from_before_and_one_thread_waits_for_them() {
+        let root = tempfile::tempdir().unwrap();
+        let roots = Roots::below(root.path());
+        let dir = roots.sysfs.join("block/nbd0");
+        for dir in [&dir.join("queue"), &roots.run] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        for (attribute, text) in [
+            ("dev", "43:0"),
+            ("pid", "1"),
+            ("ro", "0"),
+            ("size", "2048"),
+            ("queue/write_cache", "write back"),
+            ("queue/fua", "0"),
+            ("queue/discard_max_bytes", "0"),
+            ("queue/discard_granularity", "0"),
+            ("queue/write_zeroes_max_bytes", "0"),
+            ("queue/logical_block_size", "512"),
+            ("queue/max_sectors_kb", "128"),
+            ("queue/iostats", "1"),
+        ] {
+            fs::write(dir.join(attribute), format!("{text}\n")).unwrap();
+        }
+        let engine = Engine::start(roots).unwrap();
+        let index = NbdIndex::new(0).unwrap();
+        let device = NbdDevice::find(engine.roots(), index).unwrap().unwrap();
+        let backend = BackendId::derived("x");
+        let slots = Slots {
+            count: 1,
+            exact: true,
+        };
+        let uri = "nbd://192.0.2.1/x".parse().unwrap();
+        let timeouts = NewTimeouts::default();
+        let link = Link::of_another(uri, backend.clone(), slots, timeouts, Some(1));
+        engine.links.lock().insert(index, link);
+        let facts = |seconds| {
+            let deadline = Deadline::after(Duration::from_secs(seconds));
+            queue_facts(&engine, &device, &backend, deadline)
+        };
+        let before = facts(60).unwrap();
+        assert!(before.counts_requests);
+        // A process changes an attribute: an open of this blocks until a writer comes.
+        let attribute = dir.join("queue/iostats");
+        fs::remove_file(&attribute).unwrap();
+        mkfifo(&attribute, Mode::S_IRWXU).unwrap();
+        fs::write(dir.join("size"), "4096\n").unwrap();
+        let grown = before.clone().with_size_of(&device).unwrap();
+        assert_ne!(grown, before);
+        assert_eq!(facts(60).unwrap(), grown);
+        let begun = reading();
+        assert_eq!(facts(60).unwrap(), grown);
+        assert_eq!(reading(), begun);
+        let error = {
+            engine.links.lock().clear();
+            facts(0).unwrap_err()
+        };
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        let now = Deadline::after(Duration::ZERO);
+        let error = require_block_size(&engine, &device, 512, now).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        // This ends the waiting open.
+        let writer = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(attribute);
+        drop(writer.unwrap());
+    }
+}
