@@ -2,7 +2,8 @@
 //!
 //! The kernel reports a failed write once. After that its pages count as clean, and the
 //! next `fsync` succeeds although data is lost. So the failure is recorded for as long as
-//! this instance of the disk lasts, and no later flush of it, by any process, counts as a proof.
+//! this instance of the disk lasts, and no later flush of it, by any process, counts as a proof. A
+//! failure of an NBD device counts until the device is connected anew.
 //! A map that could not be flushed has a record too, until a flush of it succeeds. So has a path
 //! whose pages are in the unit's cache alone.
 

@@ -5,11 +5,14 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use lunbd::engine::{HealOutcome, NbdOptions};
-use lunbd::{AttachRequest, Source};
+use lunbd::nbd::disconnect;
+use lunbd::{AttachRequest, DetachTarget, ErrorKind, Source};
 use vm_tests::guest;
 use vm_tests::guest::agent::{engine, soon};
+use vm_tests::guest::nbd_device::{Device, HEALING};
 use vm_tests::guest::nbd_server::{At, NbdModule, NbdServer, Store};
 use vm_tests::guest::udevd;
+use vm_tests::guest::unwritten::{LazyWriteback, keep_unwritten};
 
 const SIZE: u64 = 16 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -101,4 +104,45 @@ fn a_detach_after_one_whose_process_ended_in_a_flush_that_failed_is_not_safe() {
     assert_eq!(said["safe_to_unmap"], false, "{said}");
     assert!(said["flush"]["unproven"].is_string(), "{said}");
     fs::remove_file(asked.to_string()).unwrap();
+}
+
+/// Neither the number nor the sequence number of a disk changes when it is connected again.
+#[test]
+fn what_a_device_lost_is_no_loss_of_the_server_that_another_tool_connects_at_its_index() {
+    let _lazy = LazyWriteback::start();
+    let _module = NbdModule::with_backend_ids(1);
+    let fails = Store::sparse(0);
+    let fails_from_now = format!("error-pwrite-file={}", fails.path().display());
+    let rate = "error-pwrite-rate=100%";
+    fs::remove_file(fails.path()).unwrap();
+    let filter = ["--filter=error", "memory", "8M"];
+    let arguments = [&filter[..], &["error-pwrite=EIO", rate, &fails_from_now]].concat();
+    let server = NbdServer::nbdkit(At::tcp(), &arguments);
+    let engine = engine();
+    let source: Source = server.uri("").parse().unwrap();
+    let request = AttachRequest::new(source.clone());
+    let attachment = engine.attach(&request, soon()).unwrap();
+    udevd::settle();
+    let reader = keep_unwritten(&attachment.node);
+    let writer = File::options().write(true).open(&attachment.node).unwrap();
+    writer.write_all_at(&[0xa5; 4096], 4 << 20).unwrap();
+    drop(writer);
+    fs::write(fails.path(), "").unwrap();
+    for _ in 0..2 {
+        let error = engine.detach(source.clone(), soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    }
+    drop(reader);
+    let index = attachment.nbd_index().unwrap();
+    disconnect(engine.roots(), index, soon()).unwrap();
+    let other = NbdServer::nbdkit(At::tcp(), &["memory", "8M"]);
+    let device = Device::connect(&other.uri(""), index.get(), HEALING);
+    assert_eq!(device.node(), attachment.node);
+    udevd::settle();
+    let detachment = engine.detach(DetachTarget::Device(device.node()), soon());
+    let detachment = detachment.unwrap();
+    assert!(
+        detachment.changed && detachment.safe_to_unmap,
+        "{detachment:?}"
+    );
 }
