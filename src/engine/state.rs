@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use crate::engine::inventory::file_system_query::FileSystemQueries;
 use crate::engine::lock::run_dir;
 use crate::engine::nbd::offers::UndecidedOffers;
+use crate::engine::nbd::queues::NbdQueues;
 use crate::engine::nbd::reads::NbdReads;
 use crate::error::Result;
 use crate::id::NbdIndex;
@@ -31,8 +32,8 @@ pub struct Engine {
     pub(super) backends: Mutex<Backends>,
     /// The reads of NBD devices that are under way.
     pub(super) nbd_reads: NbdReads,
-    /// The reads of the attributes of NBD devices' queues that are under way.
-    pub(super) nbd_queue_reads: NbdReads,
+    /// What the queues of NBD devices showed last.
+    pub(super) nbd_queues: NbdQueues,
     /// The addresses at which a SCSI unit may be.
     pub(super) units: Mutex<Units>,
     /// The unanswered queries of mounted file systems.
@@ -64,7 +65,7 @@ impl Engine {
             nbd_offers: UndecidedOffers::default(),
             backends,
             nbd_reads: NbdReads::default(),
-            nbd_queue_reads: NbdReads::default(),
+            nbd_queues: NbdQueues::default(),
             units,
             file_system_queries: FileSystemQueries::default(),
         })

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::command::NewTimeouts;
 use super::held_socket::HeldSocket;
 use super::known_content::KnownContent;
-use super::served::{QueueFacts, Slots};
+use super::served::Slots;
 use super::tls_info::TlsInfo;
 use super::unread::Unread;
 use crate::crash::crash_point;
@@ -27,9 +27,6 @@ pub(crate) struct Link {
     pub(crate) timeouts: NewTimeouts,
     /// The content that was read from the volume before the kernel was connected to it.
     pub(crate) content: Option<KnownContent>,
-    /// What the device's queue showed last, or the offer said. `None` for a device of another
-    /// process of which it was not read yet.
-    pub(crate) queue_facts: Option<QueueFacts>,
     /// The name that each server's content must have.
     pub(crate) expected: Option<ContentName>,
     /// The TLS of the last connection that this process made.
@@ -117,7 +114,6 @@ impl Link {
             backend,
             timeouts,
             content: None,
-            queue_facts: None,
             expected: None,
             tls: None,
             slots,

@@ -21,7 +21,7 @@ use crate::engine::nbd::known::change_own_link;
 use crate::engine::nbd::receivers::{self, ReceiverCheck};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};
-use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, TlsInfo};
+use crate::nbd::{self, Connection, Export, KnownContent, Link, NbdDevice, QueueFacts, TlsInfo};
 
 pub(super) fn attach_nbd(
     engine: &Engine,
@@ -101,12 +101,15 @@ fn attach_new(
     engine
         .nbd_reads
         .note_new_connection(connected.device.index());
-    let mut link = offer.take_link(&connected);
-    let written = connected.written;
+    let (index, written) = (connected.device.index(), connected.written);
+    let connected_by = connected.device.pid().ok().flatten();
+    let facts = QueueFacts::of_offer(&export, geometry, written.is_some());
+    engine.nbd_queues.note(index, connected_by, facts);
+    let mut link = offer.take_link(connected_by);
     link.content = first.map(|first| KnownContent { first, written });
     link.tls.clone_from(&tls);
     // An attach that times out leaves the device connected.
-    engine.links.lock().insert(connected.device.index(), link);
+    engine.links.lock().insert(index, link);
     prove_new(engine, &offer, connected, Served { content, tls }, call)
 }
 

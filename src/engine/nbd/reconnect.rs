@@ -14,6 +14,7 @@ use crate::engine::Engine;
 use crate::engine::attach::nbd_options::ContentRule;
 use crate::engine::nbd::dialled_connection::{DIAL_LIMIT, DialledConnection};
 use crate::engine::nbd::outcome::{HealOutcome, HealReport};
+use crate::engine::nbd::queue_facts::learn_queue_facts;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri, Source};
 use crate::kernel::worker::Pending;
@@ -197,7 +198,10 @@ impl NbdReconnect {
         let is_dead = state.is_dead() || (self.died.is_some() && !state.has_several());
         let limit = if is_dead { Duration::ZERO } else { READ_LIMIT };
         match self.probe_io(engine, deadline.at_most(limit))? {
-            ProbeResult::Answers => return self.restore_connections(engine, deadline),
+            ProbeResult::Answers => {
+                learn_queue_facts(engine, &self.device, deadline);
+                return self.restore_connections(engine, deadline);
+            }
             ProbeResult::Fails => {
                 self.require_configured(engine, deadline)?;
                 self.budget_is_spent = true;

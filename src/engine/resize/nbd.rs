@@ -13,7 +13,7 @@ use crate::engine::detach::DetachTarget;
 use crate::engine::lock::device_lock::DeviceLock;
 use crate::engine::nbd::backend::{device_of_backend, lock_backend};
 use crate::engine::nbd::known::{current_links, known_source, require_answer, require_source};
-use crate::engine::nbd::queue::queue_facts;
+use crate::engine::nbd::queue_facts::queue_facts;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::nbd::same_volume::require_same_volume;
 #[cfg(feature = "journal")]
@@ -117,7 +117,7 @@ impl NbdResize<'_> {
         let request_timeout = connections.own.and_then(|timeouts| timeouts.request);
         let server = nbd::dial_for_device(&uri, request_timeout, deadline)?;
         let old_size = self.restore_unless_served(&connections, &server)?;
-        let facts = queue_facts(engine, device, self.backend, deadline)?;
+        let facts = queue_facts(engine, device, deadline)?;
         let differences = facts.differences_of(server.export.clone());
         let size = size_on_server(index, old_size, &differences)
             .and_then(|size| require_min_size(size, request).map(|()| size))

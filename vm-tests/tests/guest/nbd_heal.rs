@@ -500,35 +500,40 @@ fn a_dead_link_is_healed_while_a_change_of_its_queue_waits_for_the_requests() {
     let _module = NbdModule::with_backend_ids(1);
     let store = Store::sparse(8 * MIB);
     let mut server = NbdServer::qemu_nbd(At::tcp(), "disk", store.path(), &[]);
-    let (engine, uri) = (engine(), server.uri("disk"));
-    let attachment = attach_with(&engine, &uri, &patient());
+    let (ours, another, uri) = (engine(), engine(), server.uri("disk"));
+    let attachment = attach_with(&ours, &uri, &patient());
     guest::udevd::settle();
-    let writer = Writer::start(&attachment.node);
-    writer.goes_on();
-    server.kill();
+    // A process that has not connected the device learns of its queue while it serves.
+    let healings = another.heal(soon()).unwrap();
+    assert!(matches!(healings[0].outcome, HealOutcome::Healthy));
     let index = attachment.nbd_index().unwrap();
     let requests = format!("/sys/block/{}/queue/nr_requests", index.name());
-    let (own, id) = std::sync::mpsc::channel();
-    let change = std::thread::spawn(move || {
-        own.send(nix::unistd::gettid()).unwrap();
-        fs::write(requests, "64")
-    });
-    let stack = format!("/proc/self/task/{}/stack", id.recv().unwrap());
-    let mut since = None;
-    guest::wait_until("the change to wait", Duration::from_secs(30), || {
-        let stack = fs::read_to_string(&stack).unwrap_or_default();
-        if !stack.contains("freeze_queue") {
-            since = None;
-            return None;
-        }
-        // Without a request it takes no longer than a grace period of RCU.
-        let since = since.get_or_insert_with(Instant::now);
-        (since.elapsed() > Duration::from_secs(2)).then_some(())
-    });
-    server.start();
-    healed(engine.heal(soon()).unwrap());
-    change.join().unwrap().unwrap();
+    let writer = Writer::start(&attachment.node);
+    for (engine, count) in [(&ours, "64"), (&another, "32")] {
+        writer.goes_on();
+        server.kill();
+        let (requests, (own, id)) = (requests.clone(), std::sync::mpsc::channel());
+        let change = std::thread::spawn(move || {
+            own.send(nix::unistd::gettid()).unwrap();
+            fs::write(requests, count)
+        });
+        let stack = format!("/proc/self/task/{}/stack", id.recv().unwrap());
+        let mut since = None;
+        guest::wait_until("the change to wait", Duration::from_secs(30), || {
+            let stack = fs::read_to_string(&stack).unwrap_or_default();
+            if !stack.contains("freeze_queue") {
+                since = None;
+                return None;
+            }
+            // Without a request it takes no longer than a grace period of RCU.
+            let since = since.get_or_insert_with(Instant::now);
+            (since.elapsed() > Duration::from_secs(2)).then_some(())
+        });
+        server.start();
+        healed(engine.heal(soon()).unwrap());
+        change.join().unwrap().unwrap();
+    }
     writer.goes_on();
     writer.end();
-    detach(&engine, &uri);
+    detach(&another, &uri);
 }

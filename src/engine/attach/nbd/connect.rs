@@ -11,9 +11,7 @@ use crate::engine::usage::failed_flush::FailedFlush;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdIndex, NbdUri};
 use crate::kernel::Roots;
-use crate::nbd::{
-    self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, QueueFacts, State,
-};
+use crate::nbd::{self, Connect, Export, ExportFlags, Geometry, Link, NbdDevice, State};
 use crate::uevent::Watch;
 
 /// A device that was just connected.
@@ -59,9 +57,8 @@ impl Offer<'_> {
     }
 
     /// The link of the connected device; it takes this process's sockets out of the offer.
-    pub(super) fn take_link(&mut self, connected: &Connected) -> Link {
+    pub(super) fn take_link(&mut self, connected_by: Option<u32>) -> Link {
         let nbd = &self.request.nbd;
-        let connected_by = connected.device.pid().ok().flatten();
         let mut link = Link::new(
             self.uri.clone(),
             self.backend.clone(),
@@ -70,9 +67,6 @@ impl Offer<'_> {
             connected_by,
         );
         link.expected.clone_from(&nbd.expected);
-        let counts_requests = connected.written.is_some();
-        let facts = QueueFacts::of_offer(self.export, self.geometry, counts_requests);
-        link.queue_facts = Some(facts);
         link
     }
 

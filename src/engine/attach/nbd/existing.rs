@@ -9,7 +9,7 @@ use crate::engine::call::CallContext;
 use crate::engine::nbd::known::{
     change_own_link, known_source, known_tls, require_answer, require_source,
 };
-use crate::engine::nbd::queue::require_block_size;
+use crate::engine::nbd::queue_facts::require_block_size;
 use crate::engine::nbd::receivers::{self, ReceiverCheck};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{BackendId, NbdUri};

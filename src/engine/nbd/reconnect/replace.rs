@@ -11,7 +11,7 @@ use crate::deadline::{Backoff, Deadline};
 use crate::engine::Engine;
 use crate::engine::nbd::dialled_connection::{DIAL_LIMIT, DialledConnection};
 use crate::engine::nbd::known::current_links;
-use crate::engine::nbd::queue::queue_facts;
+use crate::engine::nbd::queue_facts::queue_facts;
 use crate::engine::nbd::reconnect::NbdReconnect;
 use crate::engine::nbd::same_volume::require_same_volume;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -78,7 +78,7 @@ impl NbdReconnect {
         deadline: Deadline,
     ) -> Result<(Connection, Vec<Difference>, QueueFacts)> {
         let connection = nbd::dial_for_device(&self.uri, self.timeouts.request, deadline)?;
-        let facts = queue_facts(engine, &self.device, &self.backend, deadline)?;
+        let facts = queue_facts(engine, &self.device, deadline)?;
         let differences = facts.differences_of(connection.export.clone());
         Ok((connection, differences, facts))
     }

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::engine::Engine;
-use crate::engine::nbd::known::change_own_link;
 use crate::error::{Error, Result, Stage};
-use crate::id::BackendId;
 use crate::nbd::{NbdDevice, QueueFacts};
+
+/// A kernel that can show the attributes does so at once.
+const LIMIT_IF_NOT_NEEDED: Duration = Duration::from_secs(1);
 
 /// What the device's queue shows, or showed when this process read it last.
 ///
@@ -21,15 +22,12 @@ use crate::nbd::{NbdDevice, QueueFacts};
 pub(in crate::engine) fn queue_facts(
     engine: &Engine,
     device: &NbdDevice,
-    backend: &BackendId,
     deadline: Deadline,
 ) -> Result<QueueFacts> {
-    /// A kernel that can show the attributes does so at once.
-    const LIMIT_IF_KNOWN: Duration = Duration::from_secs(1);
-    let known = change_own_link(engine, device, backend, |link| link.queue_facts.clone());
-    let known = known.flatten();
+    let (index, connected_by) = (device.index(), device.pid()?);
+    let known = engine.nbd_queues.known(index, connected_by);
     let limit = match known {
-        Some(_) => deadline.at_most(LIMIT_IF_KNOWN),
+        Some(_) => deadline.at_most(LIMIT_IF_NOT_NEEDED),
         None => deadline,
     };
     match (
@@ -37,17 +35,35 @@ pub(in crate::engine) fn queue_facts(
         known,
     ) {
         (Some(facts), _) => {
-            change_own_link(engine, device, backend, |link| {
-                link.queue_facts = Some(facts.clone());
-            });
+            engine.nbd_queues.note(index, connected_by, facts.clone());
             Ok(facts)
         }
         (None, Some(known)) => {
-            let index = device.index();
             tracing::warn!(%index, "the kernel does not show the attributes of the queue");
             known.with_size_of(device)
         }
         (None, None) => Err(not_shown(device, deadline)),
+    }
+}
+
+/// Reads what the queue of a device of another process shows, unless this process knows it. A later
+/// heal may need it.
+pub(in crate::engine) fn learn_queue_facts(
+    engine: &Engine,
+    device: &NbdDevice,
+    deadline: Deadline,
+) {
+    let connected_by = device.pid().ok().flatten();
+    if engine
+        .nbd_queues
+        .known(device.index(), connected_by)
+        .is_some()
+    {
+        return;
+    }
+    let limit = deadline.at_most(LIMIT_IF_NOT_NEEDED);
+    if let Err(error) = queue_facts(engine, device, limit) {
+        tracing::debug!(%error, index = %device.index(), "the queue is not known");
     }
 }
 
@@ -75,7 +91,7 @@ fn read<T: Send + 'static>(
 ) -> Result<Option<T>> {
     let own = device.clone();
     let read = move |_: &_, _: &_| read(&own);
-    let reads = &engine.nbd_queue_reads;
+    let reads = &engine.nbd_queues.reads;
     let begun = reads.start(device, engine.roots(), deadline, read)?;
     begun.and_then(|begun| begun.wait(deadline)).transpose()
 }
@@ -99,7 +115,6 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::id::NbdIndex;
     use crate::kernel::Roots;
-    use crate::nbd::{Link, NewTimeouts, Slots};
 
     /// How many threads of this process have begun a read of an attribute.
     fn reading() -> usize {
@@ -138,20 +153,12 @@ mod tests {
         let engine = Engine::start(roots).unwrap();
         let index = NbdIndex::new(0).unwrap();
         let device = NbdDevice::find(engine.roots(), index).unwrap().unwrap();
-        let backend = BackendId::derived("x");
-        let slots = Slots {
-            count: 1,
-            exact: true,
-        };
-        let uri = "nbd://192.0.2.1/x".parse().unwrap();
-        let timeouts = NewTimeouts::default();
-        let link = Link::of_another(uri, backend.clone(), slots, timeouts, Some(1));
-        engine.links.lock().insert(index, link);
         let facts = |seconds| {
             let deadline = Deadline::after(Duration::from_secs(seconds));
-            queue_facts(&engine, &device, &backend, deadline)
+            queue_facts(&engine, &device, deadline)
         };
-        let before = facts(60).unwrap();
+        learn_queue_facts(&engine, &device, Deadline::after(Duration::from_secs(60)));
+        let before = engine.nbd_queues.known(index, Some(1)).unwrap();
         assert!(before.counts_requests);
         // A process changes an attribute: an open of this blocks until a writer comes.
         let attribute = dir.join("queue/iostats");
@@ -164,10 +171,9 @@ mod tests {
         let begun = reading();
         assert_eq!(facts(60).unwrap(), grown);
         assert_eq!(reading(), begun);
-        let error = {
-            engine.links.lock().clear();
-            facts(0).unwrap_err()
-        };
+        // Another process connects it anew.
+        fs::write(dir.join("pid"), "2\n").unwrap();
+        let error = facts(0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
         let now = Deadline::after(Duration::ZERO);
         let error = require_block_size(&engine, &device, 512, now).unwrap_err();
