@@ -8,6 +8,7 @@
 )]
 
 mod access_states;
+mod aliases;
 #[cfg(feature = "journal")]
 #[path = "../behaviour/mod.rs"]
 mod behaviour;

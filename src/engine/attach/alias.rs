@@ -6,7 +6,7 @@ use crate::engine::attach::scsi_path::ProbedPath;
 use crate::engine::unit::place::are_addresses_of_one_number;
 use crate::error::{ErrorKind, Result};
 use crate::id::{DiskSeq, Lun};
-use crate::scsi::{Comparison, ScsiDevice, Strength};
+use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
 
 impl ProbedPath {
     /// The same unit at another LUN of the same target, if its disk is older. Disks have
@@ -46,19 +46,24 @@ impl ProbedPath {
         Ok(earlier)
     }
 
-    fn alias_age(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
-        // A device without a disk is younger; its own attach checks for aliases.
-        let Some(disk) = other.disk()? else {
-            return Ok(None);
-        };
+    /// Whether another device of the target, which reports this identity, is the same unit.
+    pub(super) fn is_unit_at(&self, other: &ScsiDevice, identity: &Identity) -> bool {
         let (ours, theirs) = (self.device.hctl().lun, other.hctl().lun);
-        let same = match other.cached_identity()?.compare(&self.identity) {
+        match identity.compare(&self.identity) {
             Comparison::Same(Strength::Strong) => true,
             // Two units of one target may share names that are not unique, but not a LUN
             // number.
             Comparison::Same(Strength::Weak) => are_addresses_of_one_number(ours, theirs),
             _ => false,
+        }
+    }
+
+    fn alias_age(&self, other: &ScsiDevice) -> Result<Option<(bool, Option<DiskSeq>, Lun)>> {
+        // A device without a disk is younger; its own attach checks for aliases.
+        let Some(disk) = other.disk()? else {
+            return Ok(None);
         };
+        let same = self.is_unit_at(other, &other.cached_identity()?);
         let age = (false, disk.diskseq()?, other.hctl().lun);
         Ok(same.then_some(age))
     }

@@ -228,7 +228,7 @@ fn adopt_aliases(engine: &Engine, unit: &mut PathSet, call: &mut CallContext) ->
             &disk,
             call.deadline,
         )?;
-        if !identity.compare(&path.identity).is_proven_same() {
+        if !path.is_unit_at(&other, &identity) {
             let message =
                 format!("{hctl} was scanned as the unit of another LUN, but is another unit");
             return Err(Error::new(ErrorKind::Vanished, message).at(Stage::Identify));
