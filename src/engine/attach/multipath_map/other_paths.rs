@@ -7,12 +7,13 @@ use crate::engine::unit::place::is_path_of;
 use crate::engine::unit::{candidates, read_path};
 use crate::engine::usage::{Extent, Removal, users_of_each};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::id::Wwid;
 use crate::kernel::blockdev::BlockDevice;
 use crate::multipath::Map;
 use crate::scsi::{Identity, ScsiDevice};
 
-/// Refuses to return a path beside a map that holds other paths of its unit: data written
-/// to one is not visible through the other. The call leaves a path that is in use as it is.
+/// Refuses to return a path beside a map that holds other paths of its unit, or that has the
+/// unit's name and has lost its paths: data written to one is not visible through the other. The call leaves a path that is in use as it is.
 ///
 /// # Errors
 /// `Refused` if multipathd did not put the path into the map; `Unreachable` if multipathd
@@ -51,21 +52,22 @@ pub(super) fn refuse_paths_outside_map(
     };
     let names: Vec<&str> = disks.iter().map(|disk| disk.name()).collect();
     let message = format!(
-        "{} is not in the map {}, which has {} of the same unit, and data written to one is \
+        "{} is not in the map {} of the same unit, which has {}, and data written to one is \
          not visible through the other. {why}, name a path of the map, or turn multipath off",
         names.join(", "),
         map.name(),
-        held.name(),
+        held.as_ref().map_or("no path", BlockDevice::name),
     );
     Err(Error::new(kind, message).at(Stage::Map))
 }
 
-/// A map over a path of this unit that is none of `paths`, and that path.
+/// A map over a path of this unit that is none of `paths`, and that path. Else a map that has
+/// a unique name of the unit.
 fn map_of_other_paths(
     engine: &Engine,
     paths: &[ProbedPath],
     identity: &Identity,
-) -> Result<Option<(Map, BlockDevice)>> {
+) -> Result<Option<(Map, Option<BlockDevice>)>> {
     let named: Vec<ScsiDevice> = paths.iter().map(|path| path.device.clone()).collect();
     for device in candidates::find(engine, identity)? {
         if named.contains(&device) {
@@ -79,10 +81,15 @@ fn map_of_other_paths(
             && let Some(disk) = device.disk()?
             && let Some(map) = Map::of_path(&disk)?
         {
-            return Ok(Some((map, disk)));
+            return Ok(Some((map, Some(disk))));
         }
     }
-    Ok(None)
+    let is_wanted = |name: &Wwid| name.is_unique() && identity.is(name);
+    let Some(map) = Map::of_unit(engine.roots(), is_wanted)? else {
+        return Ok(None);
+    };
+    let held = map.paths()?.into_iter().next();
+    Ok(Some((map, held)))
 }
 
 /// Refuses a map that holds a disk of another unit. The kernel scanned that unit there, or

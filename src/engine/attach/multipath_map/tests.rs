@@ -47,6 +47,10 @@ fn multipathd(roots: &Roots, closed_first: usize) -> Arc<Mutex<Vec<String>>> {
 
 /// Requires the map of one path, sdb, which multipathd never makes.
 fn require_map(engine: &Engine) -> Error {
+    search_in_vain(engine, MapPolicy::Required, &Identity::default())
+}
+
+fn search_in_vain(engine: &Engine, wanted: MapPolicy, identity: &Identity) -> Error {
     let roots = engine.roots();
     fs::create_dir_all(roots.proc.join("self")).unwrap();
     fs::create_dir_all(roots.sysfs.join("block")).unwrap();
@@ -69,12 +73,11 @@ fn require_map(engine: &Engine) -> Error {
     let map_waiter = MapWaiter {
         watch: engine.hub().watch("virtual"),
         daemon: Daemon::find(roots).unwrap(),
-        wanted: MapPolicy::Required,
+        wanted,
     };
     let soon = Deadline::after(Duration::from_secs(30));
     let mut call = CallContext::new(Call::Attach, None, soon);
-    let identity = Identity::default();
-    let done = wait_for_map(engine, map_waiter, &paths, &identity, &mut call);
+    let done = wait_for_map(engine, map_waiter, &paths, identity, &mut call);
     done.unwrap_err()
 }
 
@@ -111,5 +114,39 @@ fn the_command_is_sent_again_to_a_multipathd_that_restarts_meanwhile() {
         let told = told.lock();
         let asked = told.iter().any(|command| command == "add path sdb");
         assert_eq!(asked, kind == ErrorKind::Refused, "{told:?}");
+    }
+}
+
+#[test]
+fn a_path_is_not_returned_beside_a_map_of_its_unit_that_has_lost_all_paths() {
+    for answers in [false, true] {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let roots = engine.roots();
+        let _told = answers.then(|| multipathd(roots, 0));
+        let map = roots.sysfs.join("block/dm-0");
+        for folder in ["dm", "slaves"] {
+            fs::create_dir_all(map.join(folder)).unwrap();
+        }
+        for (file, text) in [
+            ("dev", "253:0\n"),
+            ("dm/uuid", "mpath-35000c500a1b2c3d4\n"),
+            ("dm/name", "mpatha\n"),
+        ] {
+            fs::write(map.join(file), text).unwrap();
+        }
+        let identity = Identity::of(["naa.5000c500a1b2c3d4".parse().unwrap()]);
+        let error = search_in_vain(&engine, MapPolicy::No, &identity);
+        let kind = if answers {
+            ErrorKind::Refused
+        } else {
+            ErrorKind::Unreachable
+        };
+        assert_eq!(error.kind(), kind, "{error}");
+        let said = error.to_string();
+        assert!(
+            said.contains("mpatha") && said.contains("no path"),
+            "{said}"
+        );
     }
 }
