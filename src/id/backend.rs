@@ -57,7 +57,7 @@ impl BackendId {
 
 /// FNV-1a. std's hasher does not promise the same result in every version, and these ids
 /// need it.
-fn fnv1a(text: &str) -> u64 {
+pub(super) fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })

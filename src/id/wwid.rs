@@ -5,6 +5,8 @@ mod parse;
 use std::cmp::Ordering;
 use std::fmt::{self, Write as _};
 
+use super::backend::fnv1a;
+
 /// An identifier of a logical unit: one designator of VPD page 83h (SPC-5, 7.7.6).
 ///
 /// It prints as the kernel's `wwid` attribute does if the kernel has a spelling for it
@@ -94,6 +96,11 @@ impl Wwid {
             ("eui", hex) => Self::eui(&hex_bytes(hex)?),
             _ => None,
         }
+    }
+
+    /// A number that stands for the name in a file's name, where the text may be too long.
+    pub(crate) fn digest(&self) -> u64 {
+        fnv1a(&self.to_string())
     }
 
     /// Whether a standard promises that no other unit in the world has this name. The table

@@ -61,6 +61,8 @@ macro_rules! behaviours {
             replaced {
                 an_unused_device_of_another_unit_is_replaced_and_its_links_are_the_new_units,
                 a_device_of_another_unit_that_is_mounted_is_refused_and_left,
+                a_mounted_disk_stays_the_unit_that_it_was_first_after_a_rescan,
+                what_was_written_to_a_disk_never_goes_to_the_unit_that_a_rescan_found_there,
             }
             lost {
                 a_device_deleted_at_any_stage_of_its_attach_ends_in_a_live_one_or_in_nothing,
@@ -88,6 +90,7 @@ macro_rules! behaviours {
                 the_volume_of_a_source_a_node_or_a_name_is_found_in_a_journal,
                 a_path_that_is_named_before_the_others_does_not_replace_the_device_of_a_volume,
                 a_detach_of_a_volume_that_is_in_use_is_refused_and_the_volume_stays_complete,
+                a_volume_is_not_gone_while_its_disk_stands_as_a_unit_that_a_rescan_found_there,
             }
             recovery {
                 a_unit_that_is_another_device_now_is_changed_and_left_alone,

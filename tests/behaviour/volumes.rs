@@ -5,7 +5,9 @@ use lunbd::error::Stage;
 use lunbd::id::VolumeId;
 use lunbd::{AttachRequest, DetachRequest, DetachTarget, Engine, ErrorKind, Source};
 
-use super::machine::{Machine, attach, delete, detach, devices, soon, unit};
+use super::machine::{
+    Machine, attach, delete, detach, device_dir, devices, soon, unit, write_attribute,
+};
 
 const NONE: [&str; 0] = [];
 
@@ -277,4 +279,29 @@ pub(crate) fn a_detach_of_a_volume_that_is_in_use_is_refused_and_the_volume_stay
         .detach_volume(&journal, &volume, &how, soon())
         .unwrap();
     assert_eq!(journal.records(), []);
+}
+
+pub(crate) fn a_volume_is_not_gone_while_its_disk_stands_as_a_unit_that_a_rescan_found_there<
+    M: Machine,
+>() {
+    let machine = M::with(2, 4);
+    let (engine, source) = (machine.engine(), unit(machine.hosts()[1], 3));
+    let journal = open(&*machine, &engine);
+    let volume = id("pvc-1");
+    let attached = engine.attach_volume(&journal, &volume, &request(&source), soon());
+    let mounted = machine.mount(&attached.unwrap().node, "/tmp/lunbd-stale");
+    machine.settle();
+    machine.give_to_others();
+    let file = device_dir(&engine, &source).join("rescan");
+    write_attribute(&engine, &file, "1");
+    machine.settle();
+    let detach_it = || engine.detach_volume(&journal, &volume, &DetachVolume::default(), soon());
+    let detached = detach_it();
+    drop(mounted);
+    let failure = detached.unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+    assert_eq!(journal.records().len(), 1);
+    let detached = detach_it().unwrap();
+    assert!(detached.changed && !detached.safe_to_unmap, "{detached:?}");
+    assert_eq!(devices(&*machine, &engine), NONE);
 }

@@ -214,3 +214,41 @@ fn a_rollback_leaves_a_disk_to_which_a_process_begins_to_write_during_a_long_flu
         }
     });
 }
+
+#[cfg(feature = "journal")]
+#[test]
+fn a_volume_is_not_gone_while_its_disk_stands_without_a_record_of_its_first_names() {
+    use lunbd::engine::DetachVolume;
+    use lunbd::id::VolumeId;
+
+    let (fake, engine) = machine();
+    let journal = engine.open_journal_at(&fake.root().join("journal"), soon());
+    let journal = journal.unwrap();
+    let volume: VolumeId = "pvc-1".parse().unwrap();
+    let request = AttachRequest::new(source());
+    let attached = engine.attach_volume(&journal, &volume, &request, soon());
+    let node = attached.unwrap().node;
+    fake.kernel().settle();
+    present(&fake, Unit::disk(2));
+    let device = engine.roots().sysfs.join("bus/scsi/devices/0:0:0:1");
+    let write = |file: &str| {
+        let devices = &engine.roots().devices;
+        devices
+            .write_attribute(&device.join(file), "1", &|| true)
+            .unwrap();
+    };
+    write("rescan");
+    for file in fs::read_dir(fake.root().join("run/lunbd")).unwrap() {
+        fs::remove_file(file.unwrap().path()).unwrap();
+    }
+    let detach = || engine.detach_volume(&journal, &volume, &DetachVolume::default(), soon());
+    let failure = detach().unwrap_err();
+    assert_eq!(failure.kind(), ErrorKind::IdentityMismatch, "{failure}");
+    let said = failure.to_string();
+    assert!(said.contains(node.to_str().unwrap()), "{said}");
+    assert_eq!(journal.records().len(), 1);
+    write("delete");
+    fake.kernel().settle();
+    assert!(detach().unwrap().safe_to_unmap);
+    assert_eq!(journal.records(), []);
+}

@@ -112,7 +112,11 @@ pub(super) fn refuse_map_of_another(
     };
     let of_map = Identity::of([name.clone()]);
     for path in paths {
-        let scanned = path.identity_now.of();
+        let scanned = match &path.identity_now {
+            // The disk was the map's unit first.
+            PathIdentity::Replaced { .. } => &path.device.cached_identity()?,
+            known => known.of(),
+        };
         let disk = path.disk.as_ref().filter(|disk| below.contains(disk));
         let is_another = !scanned.is(&name) && of_map.compare(scanned).is_proven_different();
         let Some(disk) = disk.filter(|_| is_another) else {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::engine::Engine;
 use crate::engine::unit::place::{UnprovenPath, is_path_of};
-use crate::engine::unit::{KnownPath, PathIdentity, candidates, read_path};
+use crate::engine::unit::{KnownPath, KnownUnit, PathIdentity, candidates, read_path};
+use crate::engine::{Engine, first_names};
 use crate::error::{Result, Stage};
 use crate::scsi::{Identity, ScsiDevice};
 
@@ -141,7 +141,9 @@ impl UnitDevices {
         };
         let indexed = candidates::find_in_index(engine, unit)?;
         let has_index = indexed.is_some();
-        add(&mut devices, indexed.unwrap_or_default())?;
+        let recorded = first_names::devices_with(engine.roots(), &unit.names)?;
+        let indexed = indexed.unwrap_or_default();
+        add(&mut devices, [indexed, recorded].concat())?;
         // Only the devices themselves prove that none is left.
         if !has_index || devices.found.is_empty() {
             add(&mut devices, candidates::read_each(engine, unit)?)?;
@@ -163,10 +165,12 @@ impl UnitDevices {
             if self.found.contains(&device) || known.any(|known| *known == device) {
                 continue;
             }
-            let mut identity = match device.cached_identity() {
+            let cached = match device.cached_identity() {
                 Err(error) if device.is_vanishing(&error) => continue,
-                identity => identity?,
+                cached => cached?,
             };
+            let known = KnownUnit::with(engine, &device, cached)?;
+            let (mut identity, cached) = (known.was, known.cached);
             let mut is_silent = false;
             if identity.names.is_empty() {
                 let Some(path) = ask_for_names(engine, &device, deadline)? else {
@@ -186,7 +190,10 @@ impl UnitDevices {
             } else {
                 self.unproven_paths.push(UnprovenPath {
                     device,
-                    identity,
+                    identity: match cached {
+                        Some(cached) if unit.compare(&cached).is_same() => cached,
+                        _ => identity,
+                    },
                     is_silent,
                 });
             }

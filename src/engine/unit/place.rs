@@ -156,7 +156,8 @@ pub(in crate::engine) fn is_path_of(
 #[derive(Debug)]
 pub(in crate::engine) struct UnprovenPath {
     pub(in crate::engine) device: ScsiDevice,
-    /// As the kernel has read it or, where that has no name, as the device answers.
+    /// The unit that the disk was first, or the one in the kernel's copy if that is the wanted one.
+    /// Where neither has a name, as the device answers.
     pub(in crate::engine) identity: Identity,
     /// It is a disk of which the kernel has read no name, it does not answer, and its medium
     /// cannot be removed.
@@ -193,6 +194,9 @@ pub(in crate::engine) fn describe_unproven_remains(
             Comparison::Unknown if unit.differs_in_text_and_serial(identity) => format!(
                 "reports {identity}, with another T10 text and serial number than this unit's"
             ),
+            Comparison::Same(_) => {
+                "reports this unit's name, and its disk was another unit first".to_owned()
+            }
             _ if unproven.is_silent => {
                 "does not answer, and the kernel has read no name of it".to_owned()
             }

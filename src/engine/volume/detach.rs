@@ -11,14 +11,15 @@ use crate::engine::iscsi::sessions::end_sessions_of;
 use crate::engine::journal::{Detached, Intent, Journal, Operation, Record, VolumeGuard};
 use crate::engine::nbd::backend::device_of_backend;
 use crate::engine::timing::StageObserver;
+use crate::engine::unit::KnownUnit;
 use crate::engine::unit::place::may_be_one_unit;
 use crate::engine::usage::{Extent, users_of};
 use crate::engine::volume::devices_at_sources::{
-    devices_at_sources, leads_to_another, may_bring_a_device, scsi_addresses_of,
+    devices_at_sources, leads_to_another, may_bring_a_device, returned_disk_of, scsi_addresses_of,
 };
 use crate::engine::volume::of_target::detached_before;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::id::{Source, VolumeId};
+use crate::id::{Source, VolumeId, Wwid};
 use crate::uevent::{self, Mode};
 
 /// How a volume is detached.
@@ -219,6 +220,10 @@ impl GuardedDetach<'_> {
             let is_scanned = may_bring_a_device(engine, record)?;
             let unit = DetachTarget::Unit(name.clone());
             let detachment = engine.detach(self.how.request(unit), self.deadline)?;
+            if detachment.safe_to_unmap {
+                self.refuse_if_disk_stands(name)
+                    .map_err(|error| DetachFailure::after(error, None))?;
+            }
             if record.outcome.is_some() && !is_scanned {
                 return Ok(detachment);
             }
@@ -236,13 +241,33 @@ impl GuardedDetach<'_> {
         done.ok_or_else(|| unknown(&record.volume).into())
     }
 
+    /// Refuses where nothing has the unit's name any more, and the disk that the attach returned
+    /// is there: the array has given its address to another unit, the kernel has read that one's
+    /// names, and the record of the first names is lost.
+    ///
+    /// # Errors
+    /// `IdentityMismatch`, which names the disk.
+    fn refuse_if_disk_stands(&self, name: &Wwid) -> Result<()> {
+        let Some(disk) = returned_disk_of(self.engine, self.record)? else {
+            return Ok(());
+        };
+        let node = disk.node(self.engine.roots());
+        let message = format!(
+            "the attach of this volume returned {}, which is there and is not {name} any more: \
+             the array has given its address to another unit; end its use and delete that \
+             device, then detach again",
+            node.display()
+        );
+        Err(Error::new(ErrorKind::IdentityMismatch, message).at(Stage::Identify))
+    }
+
     /// Whether a volume whose unit is not identified yet has several paths now, all of one
     /// unit without a unique name. A map may hold them.
     fn has_weak_paths(&self) -> Result<bool> {
         let devices = devices_at_sources(self.engine, self.record)?.scsi;
         let mut identities = Vec::new();
         for device in &devices {
-            identities.push(device.cached_identity()?);
+            identities.push(KnownUnit::of(self.engine, device)?.was);
         }
         let mut paths = devices.iter().zip(&identities);
         let Some(first) = paths.next().filter(|(_, identity)| identity.is_weak()) else {

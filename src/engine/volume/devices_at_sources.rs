@@ -1,17 +1,19 @@
 //! The devices at the addresses of a volume's sources, no matter to which volume they
-//! belong. If the attach of a volume was not completed, nothing else of the volume is
-//! known.
+//! belong, and the device that its attach returned. If the attach of a volume was not
+//! completed, nothing but the addresses is known.
 
 use std::collections::BTreeSet;
 
 use crate::engine::Engine;
 use crate::engine::attach::addresses::are_scanned;
 use crate::engine::detach::resolve::addresses_of;
-use crate::engine::journal::{Record, VolumeGuard};
+use crate::engine::journal::{Outcome, Record, VolumeGuard};
 use crate::engine::lock::device_lock::DeviceLock;
+use crate::engine::unit::KnownUnit;
 use crate::engine::unit::place::PathPlace;
 use crate::error::Result;
 use crate::id::{Hctl, Source, Wwid};
+use crate::kernel::blockdev::BlockDevice;
 use crate::kernel::machine;
 use crate::nbd::NbdDevice;
 use crate::scsi::ScsiDevice;
@@ -95,7 +97,7 @@ pub(super) fn leads_to_another(
     let names = record.names();
     let expected = names.first();
     for device in at_source(engine, source)? {
-        let identity = device.cached_identity()?;
+        let identity = KnownUnit::of(engine, &device)?.was;
         let place = PathPlace::of(engine.roots(), &device);
         let is_expected = |name: &Wwid| identity.names.is_empty() || identity.is(name);
         if guard.belongs_to_another(&identity, &place) || !expected.is_none_or(is_expected) {
@@ -118,4 +120,24 @@ pub(super) fn may_bring_a_device(engine: &Engine, record: &Record) -> Result<boo
         }
     }
     Ok(false)
+}
+
+/// The device that the attach returned, by its sequence number, whatever unit it is now.
+pub(super) fn returned_disk(engine: &Engine, outcome: &Outcome) -> Result<Option<BlockDevice>> {
+    let Some(disk) = BlockDevice::of(engine.roots(), outcome.devno)? else {
+        return Ok(None);
+    };
+    Ok((disk.diskseq()? == outcome.diskseq).then_some(disk))
+}
+
+/// The device that the attach of a SCSI volume returned in this boot, whatever unit it is now;
+/// `None` also before Linux 5.15, where disks have no sequence number.
+pub(super) fn returned_disk_of(engine: &Engine, record: &Record) -> Result<Option<BlockDevice>> {
+    let outcome = record.outcome.as_ref().filter(|it| it.diskseq.is_some());
+    match (outcome, &record.boot) {
+        (Some(outcome), Some(boot)) if machine::boot_id(engine.roots()).as_ref() == Some(boot) => {
+            returned_disk(engine, outcome)
+        }
+        _ => Ok(None),
+    }
 }

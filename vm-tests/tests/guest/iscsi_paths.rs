@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lunbd::engine::{Flush, Multipath, StageObserver};
+use lunbd::engine::{Flush, Multipath, ResizeRequest, StageObserver};
 use lunbd::error::Stage;
 use lunbd::{AttachRequest, Attachment, Deadline, DetachRequest, DetachTarget, ErrorKind, Source};
 use vm_tests::guest;
@@ -280,9 +280,24 @@ fn a_lun_that_a_larger_volume_received_is_not_returned_while_the_old_volume_is_m
     let link = format!("/dev/disk/by-id/wwn-0x{}", &new.wwid()["naa.".len()..]);
     assert_eq!(fs::canonicalize(link).unwrap(), first.node);
     let again = engine.attach(&AttachRequest::new(source()), soon());
+    let was = DetachTarget::Unit(old.wwid().parse().unwrap());
+    let is = DetachTarget::Unit(new.wwid().parse().unwrap());
+    let [by_source, by_name, of_new] =
+        [source().into(), was, is].map(|target: DetachTarget| engine.detach(target, soon()));
+    let resized = engine.resize(&ResizeRequest::new(source()), soon());
+    let stands = session.device_dir(5).exists();
     target.remap(5, &old);
     guest::run(&["umount", "/tmp/old"]);
     fs::remove_dir("/tmp/old").unwrap();
+    assert!(stands, "{by_source:?} {by_name:?}");
+    for detached in [by_source, by_name] {
+        let failure = detached.expect_err("it is mounted as the old volume");
+        assert_eq!(failure.kind(), ErrorKind::InUse, "{failure}");
+    }
+    let of_new = of_new.unwrap();
+    assert!(!of_new.changed && !of_new.safe_to_unmap, "{of_new:?}");
+    let error = resized.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::IdentityMismatch, "{error}");
     let error = again.expect_err("it is mounted as the old volume");
     assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
     assert!(error.to_string().contains(&old.wwid()), "{error}");

@@ -10,8 +10,10 @@ use crate::engine::nbd::backend::device_of_backend;
 use crate::engine::nbd::outcome::{HealOutcome, HealReport};
 use crate::engine::unit::paths::paths_of;
 use crate::engine::unit::place::{PathPlace, PlaceComparison};
-use crate::engine::unit::{KnownPath, PathIdentity, devices_named};
-use crate::engine::volume::devices_at_sources::devices_at_sources;
+use crate::engine::unit::{KnownPath, KnownUnit, PathIdentity, devices_named};
+use crate::engine::volume::devices_at_sources::{
+    devices_at_sources, returned_disk, returned_disk_of,
+};
 use crate::engine::volume::recover::{Action, Condition, Foreign};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::id::{Source, Wwid};
@@ -129,7 +131,7 @@ pub(super) fn observe(
         // may be it.
         let own = Identity::of(names.iter().cloned());
         for device in devices_at_sources(engine, record)?.scsi {
-            let identity = device.cached_identity()?;
+            let identity = KnownUnit::of(engine, &device)?.was;
             let place = PathPlace::of(engine.roots(), &device);
             let is_other = record.outcome.is_some() && own.compare(&identity).is_different();
             let is_other = is_other || guard.belongs_to_another(&identity, &place);
@@ -148,7 +150,13 @@ pub(super) fn observe(
     if paths.is_empty() {
         return Ok(match map_of(engine, &names)? {
             Some(map) => Observed::Silent(format!("the map {} has no paths", map.name())),
-            None => Observed::Nothing,
+            None => match returned_disk_of(engine, record)? {
+                Some(disk) => Observed::Other(format!(
+                    "{}, which the attach returned, is there as another unit",
+                    disk.name()
+                )),
+                None => Observed::Nothing,
+            },
         });
     }
     observe_paths(engine, &paths, record.outcome.as_ref())
@@ -216,12 +224,9 @@ pub(super) fn handed_out_disk(
     outcome: &Outcome,
     disks: &[BlockDevice],
 ) -> Result<Option<BlockDevice>> {
-    let Some(disk) = BlockDevice::of(engine.roots(), outcome.devno)? else {
+    let Some(disk) = returned_disk(engine, outcome)? else {
         return Ok(None);
     };
-    if disk.diskseq()? != outcome.diskseq {
-        return Ok(None);
-    }
     let below = match Map::of_disk(&disk)? {
         Some(map) => map.paths()?,
         None => vec![disk.clone()],
