@@ -37,8 +37,11 @@ pub(super) enum PathIdentity {
     Live(Identity),
     /// The path does not answer; the identity is from the kernel's last scan.
     Silent(Identity),
-    /// Another unit answers than the one that the kernel scanned: the array has given the
-    /// address to another volume.
+    /// The target refuses commands to the address with LOGICAL UNIT NOT SUPPORTED.
+    NoUnit(Identity),
+    /// Another unit answers than the one that the disk was first, or the kernel has read the
+    /// names of another one since and the path is silent: the array has given the address to
+    /// another volume.
     Replaced {
         /// The unit that the disk was first.
         was: Identity,
@@ -51,7 +54,7 @@ impl PathIdentity {
     /// The unit that the disk was first.
     pub(super) fn of(&self) -> &Identity {
         match self {
-            Self::Live(identity) | Self::Silent(identity) => identity,
+            Self::Live(identity) | Self::Silent(identity) | Self::NoUnit(identity) => identity,
             Self::Replaced { was, .. } => was,
         }
     }
@@ -59,7 +62,10 @@ impl PathIdentity {
     /// The unit that an I/O request reaches, as far as it is known.
     pub(super) fn answering_unit(&self) -> &Identity {
         match self {
-            Self::Live(now) | Self::Silent(now) | Self::Replaced { now, .. } => now,
+            Self::Live(now)
+            | Self::Silent(now)
+            | Self::NoUnit(now)
+            | Self::Replaced { now, .. } => now,
         }
     }
 }
@@ -112,7 +118,10 @@ pub(super) fn read_path(
             Ok(known(PathIdentity::Live(now), false))
         }
         Ok(now) => Ok(known(PathIdentity::Replaced { was, now }, false)),
-        // The path is dead, or the array has unmapped the unit.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Ok(known(PathIdentity::NoUnit(was), false))
+        }
+        // The path is dead.
         Err(error) => {
             tracing::debug!(hctl = %device.hctl(), %error, "the path does not answer");
             let timed_out = error.kind().is_timeout_or_cancel();

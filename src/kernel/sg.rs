@@ -9,6 +9,7 @@ mod inquiry;
 mod port_groups;
 mod presence;
 mod report_luns;
+mod sense;
 
 use std::fs::File;
 use std::time::Duration;
@@ -21,6 +22,9 @@ pub(crate) use inquiry::{read_product, read_vpd};
 pub(crate) use port_groups::{PortGroup, report_port_groups};
 pub(crate) use presence::{Presence, ask_presence};
 pub(crate) use report_luns::report_luns;
+use sense::{
+    CHECK_CONDITION, ILLEGAL_REQUEST, UNIT_ATTENTION, describe_sense, is_refused, sense_key,
+};
 
 use super::Devices;
 use crate::error::{Error, ErrorKind, Result};
@@ -35,10 +39,6 @@ pub(crate) struct Opened<'a> {
 /// One page of memory. No command here asks for a longer answer.
 const LONGEST: u16 = 4096;
 
-const CHECK_CONDITION: u8 = 0x02;
-const ILLEGAL_REQUEST: u8 = 0x05;
-const UNIT_ATTENTION: u8 = 0x06;
-
 /// A buffer for an answer, aligned to a page so that the kernel can transfer to it
 /// directly.
 fn page() -> Result<MmapMut> {
@@ -52,7 +52,7 @@ fn page() -> Result<MmapMut> {
 ///
 /// # Errors
 /// `Io` if the command failed, with the statuses in words; `NotReady` if the path to the
-/// device is down.
+/// device is down; `NotFound` if the target refuses it with LOGICAL UNIT NOT SUPPORTED.
 fn command<'a>(
     device: Opened<'_>,
     name: &str,
@@ -61,6 +61,10 @@ fn command<'a>(
     timeout: Duration,
 ) -> Result<Option<&'a [u8]>> {
     let done = send(device, name, cdb, buffer, timeout)?;
+    if is_refused(&done) {
+        let message = format!("the target answers {name}: it has no unit at this LUN");
+        return Err(Error::new(ErrorKind::NotFound, message));
+    }
     match outcome(&done) {
         CommandOutcome::Good => Ok(buffer.get(..done.transferred)),
         CommandOutcome::Unsupported => Ok(None),
@@ -111,29 +115,6 @@ fn outcome(done: &Completion) -> CommandOutcome {
         Some(ILLEGAL_REQUEST) => CommandOutcome::Unsupported,
         Some(UNIT_ATTENTION) => CommandOutcome::UnitAttention,
         _ => CommandOutcome::Failed,
-    }
-}
-
-/// The sense key in fixed and descriptor format (SPC-5, 4.4).
-fn sense_key(sense: &[u8]) -> Option<u8> {
-    let byte = match sense.first()? & 0x7f {
-        0x70 | 0x71 => sense.get(2)?,
-        0x72 | 0x73 => sense.get(1)?,
-        _ => return None,
-    };
-    Some(byte & 0x0f)
-}
-
-/// The sense key and the additional sense code with its qualifier, as SPC-5 writes them.
-fn describe_sense(sense: &[u8]) -> String {
-    let at = |index: usize| sense.get(index).copied().unwrap_or_default();
-    let (code, qualifier) = match at(0) & 0x7f {
-        0x70 | 0x71 => (at(12), at(13)),
-        _ => (at(2), at(3)),
-    };
-    match sense_key(sense) {
-        Some(key) => format!("sense key {key:X}h, code {code:02X}h/{qualifier:02X}h"),
-        None => "no sense data".to_owned(),
     }
 }
 

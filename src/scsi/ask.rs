@@ -23,8 +23,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Reads the identity of the device's disk with INQUIRY.
 ///
 /// # Errors
-/// `Vanished` if the node belongs to another instance; `NotReady` or `Io` if the unit does not
-/// answer; `Quarantined`; `TimedOut` at stage `identify`.
+/// `Vanished` if the node belongs to another instance; `NotFound` if the target has no unit
+/// there; `NotReady` or `Io` if the unit does not answer; `Quarantined`; `TimedOut` at stage
+/// `identify`.
 pub(crate) fn read_identity(
     roots: &Roots,
     scheduler: &CallScheduler,

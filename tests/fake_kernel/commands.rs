@@ -187,8 +187,10 @@ fn answer(state: &State, address: Address, cdb: &[u8]) -> Answer {
     let unit = state.units.get(&address);
     match (at(0), unit) {
         (REPORT_LUNS, _) => report_luns(state, address),
-        // A target answers INQUIRY also for LUNs that it does not have.
-        (INQUIRY, None) => Answer::good([vec![0x7f], vec![0; 35]].concat()),
+        // Most targets answer INQUIRY also for LUNs that they do not have.
+        (INQUIRY, None) if !state.refuses_inquiry => {
+            Answer::good([vec![0x7f], vec![0; 35]].concat())
+        }
         (_, None) => Answer::refused(LOGICAL_UNIT_NOT_SUPPORTED),
         (INQUIRY, Some(unit)) if at(1) & 1 == 0 => Answer::good(unit.standard_inquiry()),
         (INQUIRY, Some(unit)) => match at(2) {

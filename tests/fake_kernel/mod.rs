@@ -59,6 +59,8 @@ pub(crate) struct State {
     pub(crate) units: BTreeMap<Address, Unit>,
     /// The devices that the kernel has scanned and not deleted.
     devices: BTreeMap<Address, Device>,
+    /// The target refuses INQUIRY for LUNs that it does not have, as LIO does.
+    pub(crate) refuses_inquiry: bool,
     /// From now on commands get no answer.
     pub(crate) swallows: bool,
     /// The lost commands, until the kernel gives them up.

@@ -21,3 +21,4 @@ mod detach;
 mod fake_kernel;
 #[cfg(feature = "journal")]
 mod reap;
+mod unmapped;

@@ -8,7 +8,7 @@ use crate::engine::attach::access_state::lasting_access_state;
 use crate::engine::attach::scan::scan_address;
 use crate::engine::attach::{AttachRequest, Multipath, rollback};
 use crate::engine::call::CallContext;
-use crate::engine::detach::remove_device::{delete_diskless, remove_replaced};
+use crate::engine::detach::remove_device::{remove_replaced, remove_unwritten};
 use crate::engine::first_names::FirstNames;
 use crate::engine::unit::mismatch;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -163,11 +163,15 @@ fn use_or_remove_existing(
             Ok(Some(found))
         }
         // No unit was connected at the last scan, and the kernel does not probe the
-        // device again.
+        // device again. Or the target has no unit there any more.
         Err(error) if error.kind() == ErrorKind::NotFound => {
             tracing::info!(%hctl, %error, "deleting the stale device");
-            call.enter(Stage::Delete);
-            delete_diskless(engine, device, watch, call.deadline)?;
+            remove_unwritten(engine, device, watch, call).map_err(|failure| {
+                let message = format!("{error}; its stale device was not removed: {failure}");
+                let stage = failure.stage().unwrap_or(Stage::Delete);
+                let error = Error::new(failure.kind(), message).at(stage);
+                error.with_holders(failure.holders())
+            })?;
             Ok(None)
         }
         Err(error) => Err(error),

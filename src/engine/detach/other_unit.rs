@@ -11,6 +11,30 @@ use crate::multipath::Map;
 use crate::scsi::{Comparison, Identity, ScsiDevice, Strength};
 
 impl DetachRun<'_> {
+    /// Decides about the paths at which the target has no unit: nothing can be written there. A
+    /// path `below` a map that another path serves counts as silent, and so does one whose map was
+    /// flushed: the map's data is stored over the other paths. Else what was written is lost, as
+    /// where another unit answers.
+    pub(super) fn decide_on_unmapped(&mut self, paths: &mut [KnownPath], below: &[BlockDevice]) {
+        let is_below = |path: &KnownPath| path.disk.as_ref().is_some_and(|it| below.contains(it));
+        let is_served = paths
+            .iter()
+            .any(|path| is_below(path) && matches!(path.identity_now, PathIdentity::Live(_)));
+        for path in paths {
+            let PathIdentity::NoUnit(was) = &path.identity_now else {
+                continue;
+            };
+            let was = was.clone();
+            let went_through_map = self.entry(&path.device).is_some_and(|entry| entry.in_map);
+            path.identity_now = if went_through_map || is_served && is_below(path) {
+                PathIdentity::Silent(was)
+            } else {
+                let now = Identity::default();
+                PathIdentity::Replaced { was, now }
+            };
+        }
+    }
+
     /// Once another unit has answered at a path, the path counts as replaced for the whole
     /// detach. Nothing may be written to the path even if it does not answer the next time.
     pub(super) fn keep_as_replaced(&mut self, paths: &mut [KnownPath]) {
@@ -21,7 +45,7 @@ impl DetachRun<'_> {
                     let kept = (path.device.clone(), path.identity_now.clone());
                     self.replaced.push(kept);
                 }
-                (PathIdentity::Silent(_), Some((_, identity_now))) => {
+                (PathIdentity::Silent(_) | PathIdentity::NoUnit(_), Some((_, identity_now))) => {
                     path.identity_now = identity_now.clone();
                 }
                 _ => {}
@@ -141,7 +165,11 @@ pub(in crate::engine) fn flush_if_replaced(path: &KnownPath) -> Option<Flush> {
         return None;
     };
     let hctl = path.device.hctl();
-    Some(Flush::Replaced(format!("{now} answers at {hctl} now")))
+    Some(Flush::Replaced(if now.names.is_empty() {
+        format!("no unit with a name answers at {hctl} now")
+    } else {
+        format!("{now} answers at {hctl} now")
+    }))
 }
 
 /// The result in place of a flush if another unit answers at one of the disks `below` a
@@ -212,6 +240,34 @@ mod tests {
         };
         assert!(why.contains("answers at 2:0:0:4 now"), "{why}");
         assert_eq!(flush_if_replaced_below(&paths, &below[..1]), None);
+    }
+
+    #[test]
+    fn a_path_without_a_unit_is_silent_if_another_path_serves_its_map_and_else_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        let engine = Engine::start(Roots::below(root.path())).unwrap();
+        let request = DetachRequest::new(format!("unit:{OURS}").parse::<DetachTarget>().unwrap());
+        let mut run = run(&engine, &request);
+        let of = |hctl, disk| path(engine.roots(), hctl, disk);
+        let mut paths = [of("1:0:0:4", "sdb"), of("2:0:0:4", "sdc")];
+        let below: Vec<_> = paths.iter().filter_map(|path| path.disk.clone()).collect();
+        run.add_to_receipt(&paths[1]).unwrap();
+        let mut decide = |first: PathIdentity, below: &[BlockDevice], went_through_map| {
+            run.entry(&paths[1].device).unwrap().in_map = went_through_map;
+            paths[0].identity_now = first;
+            paths[1].identity_now = PathIdentity::NoUnit(unit(OURS));
+            run.decide_on_unmapped(&mut paths, below);
+            paths[1].identity_now.clone()
+        };
+        let live = || PathIdentity::Live(unit(OURS));
+        let silent = PathIdentity::Silent(unit(OURS));
+        let (was, now) = (unit(OURS), Identity::default());
+        let replaced = PathIdentity::Replaced { was, now };
+        assert_eq!(decide(live(), &below, false), silent);
+        assert_eq!(decide(live(), &below[..1], false), replaced);
+        assert_eq!(decide(live(), &below[1..], false), replaced);
+        assert_eq!(decide(silent.clone(), &below, false), replaced);
+        assert_eq!(decide(live(), &[], true), silent);
     }
 
     #[test]

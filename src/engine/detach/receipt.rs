@@ -149,8 +149,8 @@ pub enum Flush {
     /// earlier flush of the device ended before it saw the result, and an NBD server may report a
     /// failure once (`nbdkit file` passes on what `fdatasync` says). The text says this.
     Unproven(String),
-    /// Another unit answers at the address now, so nothing may be written there; no
-    /// process had the disk open. The text names that unit.
+    /// Another unit answers at the address now, or the target has none there, so nothing may be
+    /// written there; no process had the disk open. The text names that unit.
     Replaced(String),
     /// The flush failed, or reached no unit, and the caller had asked to go on: unwritten data is
     /// lost. The text is the failure.

@@ -33,8 +33,8 @@ pub(in crate::engine) fn remove_device(
     Ok(claimed.flush)
 }
 
-/// Removes the stale device at an address where the unit `now` answers. The call writes
-/// nothing to the device, so it refuses while any process has the device open.
+/// Removes the stale device at an address where the unit `now` answers, as
+/// [`remove_unwritten`].
 pub(in crate::engine) fn remove_replaced(
     engine: &Engine,
     device: &ScsiDevice,
@@ -42,19 +42,29 @@ pub(in crate::engine) fn remove_replaced(
     watch: &mut Watch,
     call: &mut CallContext,
 ) -> Result<Flush> {
-    let deadline = call.deadline;
     tracing::info!(hctl = %device.hctl(), %now, "another unit answers: deleting the stale device");
-    let flush = Flush::Replaced(format!("{now} answers at {} now", device.hctl()));
+    remove_unwritten(engine, device, watch, call)?;
+    let hctl = device.hctl();
+    Ok(Flush::Replaced(format!("{now} answers at {hctl} now")))
+}
+
+/// Removes a device that leads to no unit, or not to its own. The call writes nothing to it, so it
+/// refuses while any process has the device open.
+pub(in crate::engine) fn remove_unwritten(
+    engine: &Engine,
+    device: &ScsiDevice,
+    watch: &mut Watch,
+    call: &mut CallContext,
+) -> Result<()> {
+    let deadline = call.deadline;
     let Some(disk) = device.disk()? else {
         call.enter(Stage::Delete);
-        delete_diskless(engine, device, watch, deadline)?;
-        return Ok(flush);
+        return delete_diskless(engine, device, watch, deadline);
     };
     call.enter(Stage::Claim);
     let held = claim_replaced(engine, &disk, watch, deadline)?;
     call.enter(Stage::Delete);
-    delete_disk(engine, device, &disk, held, watch, deadline)?;
-    Ok(flush)
+    delete_disk(engine, device, &disk, held, watch, deadline)
 }
 
 /// Deletes a device that had no disk when the caller looked at it, and that has no user.

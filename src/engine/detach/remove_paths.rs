@@ -35,9 +35,12 @@ impl DetachRun<'_> {
         } = UnitPaths::find(engine, &self.unit, &self.named_devices, known, deadline)?;
         self.unproven_paths = unproven_paths;
         self.timed_out |= paths.iter().any(|path| path.timed_out);
+        let map = self.map_of(&paths)?;
+        let below = map.as_ref().map_or(Ok(Vec::new()), Map::paths);
+        let below = below.map_err(|error| error.at(Stage::Resolve))?;
+        self.decide_on_unmapped(&mut paths, &below);
         self.keep_as_replaced(&mut paths);
         refuse_maps_of_others(&paths)?;
-        let map = self.map_of(&paths)?;
         if paths.is_empty() && map.is_none() {
             self.receipt.mark_all_gone();
             return Ok(false);
@@ -48,7 +51,6 @@ impl DetachRun<'_> {
         call.enter(Stage::Claim);
         self.refuse_users_of_diskless(&paths, deadline)?;
         if let Some(map) = map {
-            let below = map.paths().map_err(|error| error.at(Stage::Resolve))?;
             refuse_map_of_another(&map, &paths, &below)?;
             self.refuse_other_units_below(&map, &paths, &below, deadline)?;
             self.refuse_failed_flush_below(&paths, &below)?;

@@ -81,7 +81,7 @@ fn refuse_smaller(
         return Ok(());
     };
     for path in paths {
-        if matches!(path.identity_now, PathIdentity::Replaced { .. }) {
+        if other_unit(path).is_some() {
             continue;
         }
         let Some(disk) = path.device.disk()? else {
@@ -151,6 +151,15 @@ fn rescan_all(
     }
 }
 
+/// The unit that answers in place of the path's own; without a name if there is none.
+fn other_unit(path: &KnownPath) -> Option<Identity> {
+    match &path.identity_now {
+        PathIdentity::Replaced { now, .. } => Some(now.clone()),
+        PathIdentity::NoUnit(_) => Some(Identity::default()),
+        PathIdentity::Live(_) | PathIdentity::Silent(_) => None,
+    }
+}
+
 fn rescan_one(
     engine: &Engine,
     path: &KnownPath,
@@ -158,10 +167,10 @@ fn rescan_one(
     deadline: Deadline,
 ) -> Result<u64> {
     let hctl = path.device.hctl();
-    if let PathIdentity::Replaced { was, now } = &path.identity_now
-        && let Some(name) = was.wwid()
+    if let Some(now) = other_unit(path)
+        && let Some(name) = path.identity_now.of().wwid()
     {
-        return Err(mismatch(name, &hctl.to_string(), now));
+        return Err(mismatch(name, &hctl.to_string(), &now));
     }
     scsi::rescan(&path.device, &engine.scheduler, deadline)?;
     let gone = || Error::new(ErrorKind::Vanished, "its disk went away");

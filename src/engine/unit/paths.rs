@@ -177,7 +177,7 @@ impl UnitDevices {
                     continue;
                 };
                 identity = path.identity_now.of().clone();
-                let answers = matches!(path.identity_now, PathIdentity::Live(_));
+                let answers = !matches!(path.identity_now, PathIdentity::Silent(_));
                 // No array presents a unit with a removable medium.
                 is_silent = match &path.disk {
                     Some(disk) => !answers && !disk.has_removable_medium()?,

@@ -3,6 +3,7 @@
 use lunbd_sys::sg::{Completion, Info};
 
 use super::inquiry::{Page, page_in};
+use super::sense::is_refused;
 use super::{LONGEST, capacity, failed, outcome, port_groups, presence, report_luns};
 
 /// Parses `bytes` as a device's answer to each command and as sense data. Three
@@ -49,7 +50,7 @@ pub fn sg_reply(bytes: &[u8]) -> bool {
             info,
             sense: answer.get(..64).unwrap_or(answer).to_vec(),
         };
-        let _ = (outcome(&done), presence::is_refused(&done));
+        let _ = (outcome(&done), is_refused(&done));
         assert!(
             !failed("INQUIRY", &done)
                 .to_string()

@@ -22,7 +22,7 @@ const HEADER: usize = 4;
 ///
 /// # Errors
 /// `Io` if the command failed or the answer is malformed; `NotReady` if the path
-/// to the device is down.
+/// to the device is down; `NotFound` if the target refuses it with LOGICAL UNIT NOT SUPPORTED.
 pub(crate) fn read_vpd(device: Opened<'_>, code: u8, timeout: Duration) -> Result<Option<Vec<u8>>> {
     const EVPD: u8 = 1;
     let name = format!("INQUIRY for page {code:#04x}");

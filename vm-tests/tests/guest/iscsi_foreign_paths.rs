@@ -2,6 +2,7 @@
 //! and one whose names the kernel has not read.
 
 use std::fs;
+use std::io::Write as _;
 use std::time::Duration;
 
 use lunbd::engine::{Flush, Multipath, Unit};
@@ -111,6 +112,31 @@ fn a_map_that_was_removed_unflushed_because_another_unit_answers_leaves_a_doubt(
     let accepted = detach(&request);
     assert!(accepted.safe_to_unmap, "{accepted:?}");
     array.engine.detach(array.source(0), soon()).unwrap();
+    drop(multipathd);
+    nothing_is_left();
+}
+
+#[test]
+fn a_map_is_flushed_although_one_of_its_targets_has_no_such_lun_any_more() {
+    let multipathd = Multipathd::start(NoPath::Fail);
+    let mut array = Array::presenting(Store::file("a6107", BYTES));
+    let attached = array.attach(&[0, 1], Multipath::Require).unwrap();
+    let mut map = fs::OpenOptions::new()
+        .write(true)
+        .open(&attached.node)
+        .unwrap();
+    map.write_all(&[0x5a; 4096]).unwrap();
+    array.targets[1].unmap(1);
+    drop(map);
+    let detachment = array.engine.detach(array.source(0), soon()).unwrap();
+    array.targets[1].map(1, &array.store);
+    let receipt = detachment.receipt.as_ref().unwrap();
+    let flush = &receipt.map.as_ref().unwrap().flush;
+    assert_eq!(*flush, Some(Flush::Done), "{receipt:?}");
+    assert_eq!(receipt.paths.len(), 2, "{receipt:?}");
+    assert!(detachment.safe_to_unmap, "{receipt:?}");
+    let data = fs::read(array.store.path().unwrap()).unwrap();
+    assert!(data[..4096].iter().all(|&byte| byte == 0x5a));
     drop(multipathd);
     nothing_is_left();
 }

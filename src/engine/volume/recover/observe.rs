@@ -178,6 +178,7 @@ fn observe_paths(
 ) -> Result<Observed> {
     let mut live = Vec::new();
     let mut silent = Vec::new();
+    let mut is_unmapped = false;
     let mut without_size = Vec::new();
     for path in paths {
         let hctl = path.device.hctl();
@@ -192,13 +193,24 @@ fn observe_paths(
                 live.push(format!("{hctl} is {identity}{note}"));
                 without_size.extend(has_none.then(|| path.device.clone()));
             }
+            PathIdentity::NoUnit(was) => {
+                is_unmapped = true;
+                silent.push(format!(
+                    "{hctl}, scanned as {was}, is no unit of its target any more"
+                ));
+            }
             PathIdentity::Silent(was) => {
                 silent.push(format!("{hctl}, scanned as {was}, does not answer"));
             }
         }
     }
     if live.is_empty() {
-        return Ok(Observed::Silent(silent.join("; ")));
+        let seen = silent.join("; ");
+        return Ok(if is_unmapped {
+            Observed::Other(seen)
+        } else {
+            Observed::Silent(seen)
+        });
     }
     live.extend(silent);
     let handed_out = match outcome {
