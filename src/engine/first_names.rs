@@ -101,8 +101,12 @@ fn digest(name: &Wwid) -> String {
 }
 
 /// The devices whose record may have one of these names, if that is unique or the strongest one.
-/// It is cheap and proves nothing.
-pub(super) fn devices_with(roots: &Roots, names: &[Wwid]) -> Result<Vec<ScsiDevice>> {
+/// Those that are `known` already are left out. It is cheap and proves nothing.
+pub(super) fn devices_with(
+    roots: &Roots,
+    names: &[Wwid],
+    known: &[ScsiDevice],
+) -> Result<Vec<ScsiDevice>> {
     let wanted: Vec<String> = names.iter().map(digest).collect();
     let mut devices = Vec::new();
     if wanted.is_empty() {
@@ -111,6 +115,7 @@ pub(super) fn devices_with(roots: &Roots, names: &[Wwid]) -> Result<Vec<ScsiDevi
     for file in sysfs::names(&run_dir::path(roots))? {
         if let Some((hctl, digest)) = address_of(&file)
             && wanted.iter().any(|wanted| wanted == digest)
+            && known.iter().all(|known| known.hctl() != hctl)
         {
             devices.extend(ScsiDevice::find(roots, hctl)?);
         }
@@ -155,7 +160,7 @@ fn replace(path: &Path, record: &[u8]) -> io::Result<()> {
 /// Removes the record of a device that is about to be deleted, and returns its text.
 pub(super) fn forget(roots: &Roots, hctl: Hctl) -> Option<String> {
     let path = path(roots, hctl);
-    let text = fs::read_to_string(&path).ok()?;
+    let text = String::from_utf8(sysfs::read_bytes(&path).ok()?).ok()?;
     for file in digests(&path, &names_in(&text)).iter().chain([&path]) {
         let _another_removed_it = fs::remove_file(file);
     }
@@ -324,7 +329,7 @@ mod tests {
         let first = Identity::of([naa.clone(), eui.clone(), text.clone()]);
         let record = FirstNames::of(&roots, hctl, &disk).unwrap();
         let found = |name: &Wwid| {
-            let found = devices_with(&roots, std::slice::from_ref(name)).unwrap();
+            let found = devices_with(&roots, std::slice::from_ref(name), &[]).unwrap();
             found.len()
         };
         let look = || [&naa, &eui, &text, &name("naa.5000c500a1b2c3d5")].map(found);

@@ -132,7 +132,7 @@ pub(super) fn read_path(
 
 /// The devices whose disk was first a unit with this name.
 pub(super) fn devices_named(engine: &Engine, name: &Wwid) -> Result<Vec<ScsiDevice>> {
-    let recorded = first_names::devices_with(engine.roots(), std::slice::from_ref(name))?;
+    let recorded = first_names::devices_with(engine.roots(), std::slice::from_ref(name), &[])?;
     let is_named = |device: &ScsiDevice| {
         let cached = cached_identity(device)?;
         if !cached.is(name) && !recorded.contains(device) {

@@ -141,7 +141,7 @@ impl UnitDevices {
         };
         let indexed = candidates::find_in_index(engine, unit)?;
         let has_index = indexed.is_some();
-        let recorded = first_names::devices_with(engine.roots(), &unit.names)?;
+        let recorded = first_names::devices_with(engine.roots(), &unit.names, &devices.found)?;
         let indexed = indexed.unwrap_or_default();
         add(&mut devices, [indexed, recorded].concat())?;
         // Only the devices themselves prove that none is left.
