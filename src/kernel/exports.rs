@@ -1,12 +1,12 @@
 //! Block devices that parts of the kernel use and that no process has open: the volumes of its
 //! targets (LIO and the `NVMe` target), as configfs shows them, and those of [`without_claim`].
 
+mod attribute;
 mod without_claim;
 
 use std::path::{Path, PathBuf};
 
-use nix::libc;
-
+use self::attribute::read_if_there;
 use super::{Roots, file_server_lookup, sysfs};
 use crate::deadline::Deadline;
 use crate::error::Result;
@@ -99,14 +99,6 @@ enum Device {
 
 type Volumes = Vec<(String, Device)>;
 type Lookup<'a> = &'a dyn Fn(&str) -> Device;
-
-/// The text of a volume's attribute; `None` if there is no such attribute.
-fn read_if_there(attribute: &Path) -> Result<Option<String>> {
-    match sysfs::read(attribute) {
-        Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
-        text => text.map(Some),
-    }
-}
 
 /// The volumes of LIO. `iblock` and `pscsi` use a block device, and `fileio` uses a
 /// file that may be one (`drivers/target/`). The other kinds use none.

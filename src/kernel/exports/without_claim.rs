@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use super::read_if_there;
+use super::attribute::read_if_there;
 use crate::error::Result;
 use crate::id::DevNo;
 use crate::kernel::{Roots, sysfs};
@@ -64,7 +64,6 @@ fn read_heartbeats(roots: &Roots, uses: &mut Vec<(String, DevNo)>) -> Result<()>
     for cluster in sysfs::names(&clusters)? {
         let regions = clusters.join(&cluster).join("heartbeat");
         for region in sysfs::names(&regions)? {
-            // The directory of the regions also has files.
             let device = read_if_there(&regions.join(&region).join("dev"))?;
             let Some(device) = device.filter(|device| !device.is_empty()) else {
                 continue;
