@@ -180,11 +180,12 @@ pub(super) struct KnownUnit {
 }
 
 impl KnownUnit {
+    #[cfg(feature = "journal")]
     pub(super) fn of(engine: &Engine, device: &ScsiDevice) -> Result<Self> {
         Self::with(engine, device, cached_identity(device)?)
     }
 
-    /// As [`of`](Self::of), where the kernel's copy has been read.
+    /// `cached` is the kernel's copy.
     pub(super) fn with(engine: &Engine, device: &ScsiDevice, cached: Identity) -> Result<Self> {
         Ok(
             match first_names::earlier_unit(engine.roots(), device, &cached)? {
