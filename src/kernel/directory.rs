@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
+use lunbd_sys::directory::LastRead;
 use nix::fcntl::OFlag;
 
 /// Hands over each name in a directory, in the kernel's order.
@@ -25,6 +26,12 @@ pub(super) fn open_and_read_names(path: &Path, take: impl FnMut(&OsStr)) -> io::
     let mut options = File::options();
     let directory = options.read(true).custom_flags(OFlag::O_DIRECTORY.bits());
     let directory = directory.open(path)?;
-    lunbd_sys::directory::read_names(directory.as_fd(), take)?;
+    let is_of_kernel = ["/sys", "/proc"].iter().any(|root| path.starts_with(root));
+    let last = if is_of_kernel {
+        LastRead::LeavesRoom
+    } else {
+        LastRead::Empty
+    };
+    lunbd_sys::directory::read_names(directory.as_fd(), last, take)?;
     Ok(directory)
 }

@@ -14,13 +14,31 @@ const ROOM: usize = 32 << 10;
 const LENGTH: usize = 16;
 const NAME: usize = 19;
 
+/// More than the longest entry: its fields, a name of 255 bytes and the zero byte.
+const LONGEST_ENTRY: usize = 280;
+
+/// What shows that a directory has no further name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastRead {
+    /// A read without a name, in any file system.
+    Empty,
+    /// A read that leaves room for one more entry. It saves one call. The file systems below
+    /// `/sys` and `/proc` stop early only if the next entry does not fit (`kernfs_fop_readdir`,
+    /// `proc_pid_readdir`, `configfs_readdir`). XFS, FUSE and NFS may stop earlier.
+    LeavesRoom,
+}
+
 /// Hands over each name in an open directory, without `.` and `..`, from where the descriptor
 /// stands. Unlike `readdir`, it does not ask first whether the descriptor is a directory.
 ///
 /// # Errors
 /// The errno of `getdents64`. The names before the error were handed over.
 #[doc(alias = "getdents64")]
-pub fn read_names(directory: BorrowedFd<'_>, mut take: impl FnMut(&OsStr)) -> nix::Result<()> {
+pub fn read_names(
+    directory: BorrowedFd<'_>,
+    last: LastRead,
+    mut take: impl FnMut(&OsStr),
+) -> nix::Result<()> {
     let mut entries = vec![0_u8; ROOM];
     loop {
         // SAFETY: the kernel writes no more than the given length to the buffer, which lives
@@ -41,6 +59,7 @@ pub fn read_names(directory: BorrowedFd<'_>, mut take: impl FnMut(&OsStr)) -> ni
         if rest.is_empty() {
             return Ok(());
         }
+        let leaves_room = rest.len() + LONGEST_ENTRY <= ROOM;
         while let Some(length) = rest.get(LENGTH..).and_then(|rest| rest.first_chunk::<2>()) {
             let length = usize::from(u16::from_ne_bytes(*length)).max(NAME);
             let (entry, next) = rest.split_at_checked(length).unwrap_or((rest, &[]));
@@ -50,6 +69,9 @@ pub fn read_names(directory: BorrowedFd<'_>, mut take: impl FnMut(&OsStr)) -> ni
             if name != b"." && name != b".." {
                 take(OsStr::from_bytes(name));
             }
+        }
+        if leaves_room && last == LastRead::LeavesRoom {
+            return Ok(());
         }
     }
 }
@@ -64,8 +86,12 @@ mod tests {
     use super::*;
 
     fn names(directory: &File) -> nix::Result<BTreeSet<OsString>> {
+        names_until(LastRead::Empty, directory)
+    }
+
+    fn names_until(last: LastRead, directory: &File) -> nix::Result<BTreeSet<OsString>> {
         let mut names = BTreeSet::new();
-        let read = read_names(directory.as_fd(), |name| {
+        let read = read_names(directory.as_fd(), last, |name| {
             assert!(names.insert(name.to_owned()), "{name:?} came twice");
         });
         read.map(|()| names)
@@ -83,6 +109,25 @@ mod tests {
                 names.iter().filter(stays).cloned().collect()
             };
             assert_eq!(stay(found), stay(expected), "{directory}");
+        }
+    }
+
+    #[test]
+    fn below_sys_and_proc_a_read_that_leaves_room_is_the_last_one_with_a_name() {
+        for directory in [
+            "/proc",
+            "/proc/self",
+            "/proc/self/task",
+            "/sys",
+            "/sys/class",
+        ] {
+            let opened = File::open(directory).unwrap();
+            let found = names_until(LastRead::LeavesRoom, &opened).unwrap();
+            assert!(!found.is_empty(), "{directory}");
+            // Processes come and go.
+            let rest = names(&opened).unwrap();
+            let is_new = |name: &OsString| name.as_bytes().iter().all(u8::is_ascii_digit);
+            assert!(rest.iter().all(is_new), "{directory}: {rest:?}");
         }
     }
 
