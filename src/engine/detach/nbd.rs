@@ -108,7 +108,7 @@ fn disconnect(
             Err(error)
                 if !has_lost_before
                     && (error.kind(), error.stage()) == (ErrorKind::Io, Some(Stage::Flush))
-                    && was_disconnected(engine, index, backend, deadline) =>
+                    && matches!(was_disconnected(engine, index, backend, deadline), Ok(true)) =>
             {
                 mark.clear();
                 let why = format!("{WAS_DISCONNECTED}: {error}");
@@ -122,10 +122,10 @@ fn disconnect(
                 } = claimed?;
                 // With no page to write and no cache to flush, the kernel sends nothing and reports
                 // success. An earlier call may have lost pages of the device, and has left no mark.
-                if flush == Flush::Done && was_disconnected(engine, index, backend, deadline) {
+                call.enter(Stage::Disconnect);
+                if flush == Flush::Done && was_disconnected(engine, index, backend, deadline)? {
                     flush = Flush::Unreachable(WAS_DISCONNECTED.to_owned());
                 }
-                call.enter(Stage::Disconnect);
                 let lock = |id| lock_connections_of(engine, device, id, deadline);
                 let connections = backend.map(lock).transpose()?;
                 if let Claim::Held(file) = &claim {
@@ -170,24 +170,34 @@ const WAS_DISCONNECTED: &str = "it had been disconnected before this call";
 /// close, and fails all I/O. A kernel that does not tell (before 6.14, and stable kernels without
 /// that fix) leaves a failed flush a loss. So does a device without a backend id: the kernel gives
 /// the same answer for one that an ioctl has connected (`drivers/block/nbd.c`, `NBD_RT_BOUND`).
+///
+/// # Errors
+/// If the kernel does not answer, or in a way that no state of the device explains.
 fn was_disconnected(
     engine: &Engine,
     index: NbdIndex,
     backend: Option<&BackendId>,
     deadline: Deadline,
-) -> bool {
+) -> Result<bool> {
     let Some(backend) = backend else {
-        return false;
+        return Ok(false);
     };
     // A disconnect ends each connection (`drivers/block/nbd.c`, `sock_shutdown`), so a live one
     // saves the question.
     let lives = |link: &Link| link.state().live > 0;
     if engine.links.lock().get(&index).is_some_and(lives) {
-        return false;
+        return Ok(false);
     }
     let question = Reconfigure::new(index, NewTimeouts::default()).backend(backend.clone());
-    let answer = question.send(engine.roots(), deadline);
-    answer.is_err_and(|error| Refusal::of(&error) == Some(Refusal::GoingDown))
+    let Err(error) = question.send(engine.roots(), deadline) else {
+        return Ok(false);
+    };
+    match Refusal::of(&error) {
+        Some(Refusal::GoingDown) => Ok(true),
+        // It ended meanwhile, and the disconnect finds that too.
+        Some(Refusal::NotConnected | Refusal::UnknownIndex | Refusal::OtherBackend) => Ok(false),
+        _ => Err(error),
+    }
 }
 
 /// Locks the index of a device that `connected_by` connected; `None` if it is not connected.

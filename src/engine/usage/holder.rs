@@ -9,8 +9,11 @@ impl Holder {
     pub(in crate::engine) fn is_of_udev(&self) -> bool {
         // `60-persistent-storage.rules`; `55-scsi-sg3_id.rules` of sg3-utils.
         let of_rules = ["scsi_id", "ata_id", "sg_inq"];
-        // `systemd-udevd`, `(udev-worker)`, eudev's `udevd`.
-        let is_its = |command: &str| command.contains("udev") || of_rules.contains(&command);
+        // `systemd-udevd`, `(udev-worker)`, eudev's `udevd`. A child of a worker is `(spawn)` until it
+        // runs the program of a rule (`udev-event.c`), and has the worker's descriptors.
+        let is_its = |command: &str| {
+            command.contains("udev") || command == "(spawn)" || of_rules.contains(&command)
+        };
         matches!(self, Self::Open { command, writes: false, .. } if is_its(command))
     }
 
@@ -51,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_program_that_udevs_rules_run_is_of_udev() {
-        for command in ["(udev-worker)", "systemd-udevd", "scsi_id"] {
+        for command in ["(udev-worker)", "(spawn)", "systemd-udevd", "scsi_id"] {
             assert!(open(command, false).is_of_udev(), "{command}");
         }
         assert!(!open("qemu", false).is_of_udev());

@@ -47,7 +47,10 @@ const NBD: &[Row] = &[
     Row::refused("detach fsync:*", &FAULTS, "flush"),
     Row::refused("detach sync_file_range:*", &FAULTS, "flush"),
     Row::refused("detach ioctl BLKFLSBUF:*", &FAULTS, "flush"),
-    Row::refused("detach netlink family:*", &FAULTS, "disconnect"),
+    // A detach by another process than that of the attach asks first whether the device is
+    // connected.
+    Row::refused("detach netlink family:*", &FAULTS, "reconfigure"),
+    Row::refused("detach netlink command 3:*", &FAULTS, "reconfigure"),
     Row::refused("detach netlink command 2:*", &FAULTS, "disconnect"),
     Row::refused("detach write uevent:*", ALL_BUT_ENODEV, "settle"),
     Row::succeeds("detach write uevent:*", &[ENODEV], NO_EVENT),
