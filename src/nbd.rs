@@ -82,6 +82,8 @@ pub(crate) use link::{Link, LinkState};
 pub use link_dead::{DeadLinks, LinkNotice, LinkWaker, LinkWatch};
 pub use message::{Attribute, ClientFlags, DeviceStatus, MalformedMessage, Message};
 pub use refusal::Refusal;
+#[cfg(test)]
+pub(crate) use served::tests::connected;
 pub(crate) use served::{QueueFacts, Slots, page_size};
 pub(crate) use tls::ciphers_of_kernel;
 pub use tls_info::{ServerCertificate, TlsCipher, TlsInfo, TlsVersion};

@@ -234,7 +234,7 @@ impl NbdDevice {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs;
     use std::path::PathBuf;
     use std::time::Duration;
@@ -263,7 +263,7 @@ mod tests {
     }
 
     /// A connected device of 1 MiB, and the directory of its queue.
-    fn connected(roots: &Roots) -> (NbdDevice, PathBuf) {
+    pub(crate) fn connected(roots: &Roots) -> (NbdDevice, PathBuf) {
         let dir = roots.sysfs.join("block/nbd0");
         let queue = dir.join("queue");
         fs::create_dir_all(&queue).unwrap();

@@ -113,46 +113,20 @@ mod tests {
 
     use super::*;
     use crate::error::ErrorKind;
-    use crate::id::NbdIndex;
     use crate::kernel::Roots;
-
-    /// How many threads of this process have begun a read of an attribute.
-    fn reading() -> usize {
-        let threads = fs::read_dir("/proc/self/task").unwrap();
-        let names = threads.filter_map(|thread| {
-            // The thread may have ended.
-            fs::read_to_string(thread.ok()?.path().join("comm")).ok()
-        });
-        names.filter(|name| name.trim() == "lunbd-probe").count()
-    }
+    use crate::nbd::connected;
 
     #[test]
     fn facts_that_the_kernel_does_not_show_are_those_from_before_and_one_thread_waits_for_them() {
         let root = tempfile::tempdir().unwrap();
         let roots = Roots::below(root.path());
-        let dir = roots.sysfs.join("block/nbd0");
-        for dir in [&dir.join("queue"), &roots.run] {
-            fs::create_dir_all(dir).unwrap();
-        }
-        for (attribute, text) in [
-            ("dev", "43:0"),
-            ("pid", "1"),
-            ("ro", "0"),
-            ("size", "2048"),
-            ("queue/write_cache", "write back"),
-            ("queue/fua", "0"),
-            ("queue/discard_max_bytes", "0"),
-            ("queue/discard_granularity", "0"),
-            ("queue/write_zeroes_max_bytes", "0"),
-            ("queue/logical_block_size", "512"),
-            ("queue/max_sectors_kb", "128"),
-            ("queue/iostats", "1"),
-        ] {
-            fs::write(dir.join(attribute), format!("{text}\n")).unwrap();
-        }
+        fs::create_dir_all(&roots.run).unwrap();
+        let (device, queue) = connected(&roots);
+        let dir = device.disk().dir().to_owned();
+        fs::write(dir.join("pid"), "1\n").unwrap();
+        fs::write(queue.join("iostats"), "1\n").unwrap();
         let engine = Engine::start(roots).unwrap();
-        let index = NbdIndex::new(0).unwrap();
-        let device = NbdDevice::find(engine.roots(), index).unwrap().unwrap();
+        let index = device.index();
         let facts = |seconds| {
             let deadline = Deadline::after(Duration::from_secs(seconds));
             queue_facts(&engine, &device, deadline)
@@ -161,16 +135,17 @@ mod tests {
         let before = engine.nbd_queues.known(index, Some(1)).unwrap();
         assert!(before.counts_requests);
         // A process changes an attribute: an open of this blocks until a writer comes.
-        let attribute = dir.join("queue/iostats");
+        let attribute = queue.join("iostats");
         fs::remove_file(&attribute).unwrap();
         mkfifo(&attribute, Mode::S_IRWXU).unwrap();
         fs::write(dir.join("size"), "4096\n").unwrap();
         let grown = before.clone().with_size_of(&device).unwrap();
         assert_ne!(grown, before);
         assert_eq!(facts(60).unwrap(), grown);
-        let begun = reading();
+        // That of the device's facts, and the one that waits.
+        assert_eq!(engine.nbd_queues.reads.begun(), 2);
         assert_eq!(facts(60).unwrap(), grown);
-        assert_eq!(reading(), begun);
+        assert_eq!(engine.nbd_queues.reads.begun(), 2);
         // Another process connects it anew.
         fs::write(dir.join("pid"), "2\n").unwrap();
         let error = facts(0).unwrap_err();

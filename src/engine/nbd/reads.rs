@@ -76,6 +76,12 @@ impl NbdReads {
         worker::start_with_own_fd_table(Stage::Probe, call).map(Some)
     }
 
+    /// How many reads have begun.
+    #[cfg(test)]
+    pub(in crate::engine) fn begun(&self) -> u64 {
+        self.0.under_way.lock().next
+    }
+
     /// Notes that the kernel took a new connection of the device. A read over an old one waits
     /// for its own timeout, and the next read need not wait for it.
     pub(in crate::engine) fn note_new_connection(&self, index: NbdIndex) {

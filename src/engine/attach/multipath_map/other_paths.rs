@@ -13,7 +13,8 @@ use crate::multipath::Map;
 use crate::scsi::{Identity, ScsiDevice};
 
 /// Refuses to return a path beside a map that holds other paths of its unit, or that has the
-/// unit's name and has lost its paths: data written to one is not visible through the other. The call leaves a path that is in use as it is.
+/// unit's name and has lost its paths: data written to one is not visible through the other. The
+/// call leaves a path that is in use as it is.
 ///
 /// # Errors
 /// `Refused` if multipathd did not put the path into the map; `Unreachable` if multipathd
